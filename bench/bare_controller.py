@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from controller.core.changes import State
 from controller.core.edge.edge import Edge
-from controller.core.facts import State
 from controller.core.machine import Machine
 from controller.counters import Counters
 from controller.diagnosis.runs import DiagnosticRuns

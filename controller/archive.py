@@ -20,8 +20,8 @@ from typing import Any
 from urllib.parse import quote
 
 from checkpoint.storage.storage import Storage
-from controller.core.codec import decode_fact, encode_fact
-from controller.core.facts import Fact, IncidentGrown, IncidentPut, JobPut, NodePut
+from controller.core.changes import IncidentGrown, IncidentPut, JobPut, NodePut, StateChange
+from controller.core.codec import decode_change, encode_change
 from controller.core.incident_cut import IncidentCut, cut_findings, cut_lines, cut_signs
 from controller.core.records import IncidentRecord, JobRecord, NodeRecord
 from controller.store.curves import StepRow
@@ -87,9 +87,9 @@ class JobFile:
         self._line("summary", {"version": VERSION, **asdict(summary)})
         # What agents and the page read first does not wait for the whole file.
         self._file.flush()
-        self._line("job", encode_fact(JobPut(job=job)))
+        self._line("job", encode_change(JobPut(job=job)))
         for incident in incidents:
-            self._line("incident", encode_fact(IncidentPut(incident=incident)))
+            self._line("incident", encode_change(IncidentPut(incident=incident)))
 
     def add_steps(self, rows: list[StepRow]) -> None:
         for row in rows:
@@ -143,8 +143,8 @@ def node_file(node: NodeRecord) -> tuple[str, bytes]:
     return f"{_NODES}/{name}-{node.since_s:.0f}{_SUFFIX}", _one_line("node", NodePut(node=node))
 
 
-def _one_line(kind: str, fact: Fact) -> bytes:
-    line = json.dumps({"version": VERSION, kind: encode_fact(fact)})
+def _one_line(kind: str, change: StateChange) -> bytes:
+    line = json.dumps({"version": VERSION, kind: encode_change(change)})
     return gzip.compress(line.encode() + b"\n", mtime=0)
 
 
@@ -184,7 +184,7 @@ def read(storage: Storage, job_id: str) -> Archived:
 
 def _of_now(data: Any) -> Any:
     """A record as this version writes it, whichever wrote it."""
-    return encode_fact(decode_fact(data))
+    return encode_change(decode_change(data))
 
 
 def _lines(data: bytes) -> Iterator[dict[str, Any]]:

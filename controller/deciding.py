@@ -1,4 +1,4 @@
-"""Events into facts: the machine handles what waits, the journal keeps it, then effects run.
+"""Events into state changes: the machine handles what waits, the journal keeps it, effects run.
 
 When the machine fails on an event, the event is marked in the journal and skipped, or the job
 whose state is the cause is set aside, and the machine is built anew from the journal
@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from controller.core.changes import StateChange
 from controller.core.effects import Effect, Persist
 from controller.core.events import ControllerStarted, Event
-from controller.core.facts import Fact
 from controller.core.machine import OF_PERSONS, Machine
 from controller.effects import Effects
 from controller.guard import Guard
@@ -77,10 +77,10 @@ class Decider:
         for request in requests:
             request.refuse(error)
 
-    def decide(self) -> tuple[list[Item], list[Fact]]:
-        """Let the machine handle what waits, journal its facts, then run the rest.
+    def decide(self) -> tuple[list[Item], list[StateChange]]:
+        """Let the machine handle what waits, journal its changes, then run the rest.
 
-        What was handled, and the facts.
+        What was handled, and the changes.
 
         Raises:
             Exception: the state itself is at fault; the controller has to end.
@@ -88,25 +88,25 @@ class Decider:
         clock_s = asyncio.get_running_loop().time
         until_s = clock_s() + TURN_S
         items: list[Item] = []
-        facts: list[Fact] = []
+        changes: list[StateChange] = []
         effects: list[Effect] = []
         most = 1 if self._num_alone else BATCH_ITEMS
         self._num_alone = max(0, self._num_alone - 1)
         while self.queue and len(items) < most and (not items or clock_s() < until_s):
             item = self.queue.popleft()
             items.append(item)
-            if not self._handle(items, facts, effects):
+            if not self._handle(items, changes, effects):
                 # It has been skipped; what the machine has seen is to be said again first.
-                return items, facts
-        if facts and not self._append(items, facts):
+                return items, changes
+        if changes and not self._append(items, changes):
             return [], []
         for effect in effects:
             self._guard.call("effects", None, partial(self._effects.run, effect))
         if effects:
             reach(CrashPoint.EFFECTS_RUN)
-        return items, facts
+        return items, changes
 
-    def _handle(self, items: list[Item], facts: list[Fact], effects: list[Effect]) -> bool:
+    def _handle(self, items: list[Item], changes: list[StateChange], effects: list[Effect]) -> bool:
         """Let the machine handle the last item; False when it failed, and the item was skipped."""
         item = items[-1]
         for event in item.events:
@@ -120,27 +120,27 @@ class Decider:
                 # Those before it are whole. Their effects are done when the machine looks anew,
                 # as after a crash between the two.
                 effects.clear()
-                if facts and not self._append(items, facts):
+                if changes and not self._append(items, changes):
                     items.clear()
-                    facts.clear()
+                    changes.clear()
                     return False
                 self._skip_cause(item, event, error)
                 return False
             for effect in batch:
                 if isinstance(effect, Persist):
-                    facts.extend(effect.facts)
+                    changes.extend(effect.changes)
                 else:
                     effects.append(effect)
         return True
 
-    def _append(self, items: Sequence[Item], facts: Sequence[Fact]) -> bool:
-        """Journal facts; False when they cannot be written down, and are gone.
+    def _append(self, items: Sequence[Item], changes: Sequence[StateChange]) -> bool:
+        """Journal changes; False when they cannot be written down, and are gone.
 
         Then the items are tried again one by one, and the one alone is skipped.
         """
-        reach(CrashPoint.FACTS_DECIDED)
+        reach(CrashPoint.CHANGES_DECIDED)
         try:
-            self._append_or_use_reserve(facts)
+            self._append_or_use_reserve(changes)
         except DiskFullError as error:
             # None of it has happened. It is tried again when there is room.
             self.queue.extendleft(reversed(items))
@@ -161,17 +161,17 @@ class Decider:
                 self.queue.extendleft(reversed(items))
                 self._restore()
             return False
-        reach(CrashPoint.FACTS_KEPT)
-        self._guard.call("log", None, lambda: self._transition_log.tell(facts))
+        reach(CrashPoint.CHANGES_KEPT)
+        self._guard.call("log", None, lambda: self._transition_log.tell(changes))
         return True
 
-    def _append_or_use_reserve(self, facts: Sequence[Fact]) -> None:
+    def _append_or_use_reserve(self, changes: Sequence[StateChange]) -> None:
         try:
-            self._journal.append(facts)
+            self._journal.append(changes)
         except DiskFullError as error:
             if not self._read_only.give_up_reserve():
                 raise
-            self._journal.append(facts)
+            self._journal.append(changes)
             self.begin_read_only(str(error))
 
     def _skip_cause(self, item: Item, event: Event, error: Exception) -> None:

@@ -83,7 +83,7 @@ class Effects:
         self.counts[type(effect).__name__] += 1
         match effect:
             case Persist():
-                raise AssertionError("facts are the journal's; the service appends them first")
+                raise AssertionError("changes are the journal's; the service appends them first")
             case SendCommand(command=command, start=start):
                 if not self._send(command.node, self._message(command, start)):
                     # It is open in the journal, and sent when the node joins again.

@@ -19,8 +19,8 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 
+from controller.core.changes import State
 from controller.core.events import CommandFinished, Event, TimePassed
-from controller.core.facts import State
 from controller.core.machine import OF_PERSONS, Machine
 from controller.store.database import DiskFullError
 from controller.store.journal import Journal

@@ -1,7 +1,7 @@
 """The controller's only loop: events in, the machine, the journal, then the effects.
 
 Events wait in a queue. Each turn takes what is there, lets the machine handle
-it, appends the facts of all of it in one commit, and only then runs the other
+it, appends the changes of all of it in one commit, and only then runs the other
 effects and tells whoever offered the events that they are durable. Deciding and
 committing happen without yielding: nobody can see a state that is not durable.
 
@@ -19,9 +19,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 from controller.changes import Changes
+from controller.core.changes import JobPut, NodeForgotten, State, StateChange
 from controller.core.edge.edge import Edge
 from controller.core.events import ControllerStarted, Event, TimePassed
-from controller.core.facts import Fact, JobPut, NodeForgotten, State
 from controller.core.machine import Machine
 from controller.core.states import TERMINAL
 from controller.curve_writer import CurveWriter
@@ -247,19 +247,19 @@ class Service:
         if self.read_only and not self._may_write_again(now_s):
             return
         self._look_around(now_s)
-        items, facts = self._decider.decide()
+        items, changes = self._decider.decide()
         self._continue_snapshot()
         if self._decider.queue or self._journal.is_writing_snapshot:
             self._awake.set()
         self._curve_writer.take(items, now_s)
-        has_ended = any(isinstance(f, JobPut) and f.job.state in TERMINAL for f in facts)
+        has_ended = any(isinstance(f, JobPut) and f.job.state in TERMINAL for f in changes)
         is_due = self._curve_writer.is_due(now_s)
         # Whoever sees that a job has ended must see its whole curve.
         if has_ended or is_due:
             self._write_curves()
         self._curve_writer.tell_durable(items)
-        self.guard.call("watch", None, lambda: self._refresh(facts, now_s))
-        if facts or is_due:
+        self.guard.call("watch", None, lambda: self._refresh(changes, now_s))
+        if changes or is_due:
             self.changes.fire()
 
     def _may_write_again(self, now_s: float) -> bool:
@@ -276,17 +276,17 @@ class Service:
                 self._journal.begin_snapshot(self._machine.state)
             self._journal.continue_snapshot()
         except DiskFullError as error:
-            # The facts that it would have replaced are all there, and smaller than it.
+            # The changes that it would have replaced are all there, and smaller than it.
             logger.warning("no room for a snapshot of the journal, tried again later: %s", error)
             self._journal.drop_snapshot()
 
-    def _refresh(self, facts: Sequence[Fact], now_s: float) -> None:
-        changed = self._edge.refresh(facts, now_s)
+    def _refresh(self, changes: Sequence[StateChange], now_s: float) -> None:
+        changed = self._edge.refresh(changes, now_s)
         if changed:
             self.on_refreshed(changed)
-        for fact in facts:
-            if isinstance(fact, NodeForgotten):
-                self.on_forgotten(fact.node)
+        for change in changes:
+            if isinstance(change, NodeForgotten):
+                self.on_forgotten(change.node)
 
     def _look_around(self, now_s: float) -> None:
         """Queue what follows from nothing but the passing of time."""

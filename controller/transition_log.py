@@ -7,13 +7,12 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import assert_never
 
-from controller.core.facts import (
+from controller.core.changes import (
     AttemptPut,
     CheckpointStored,
     CheckpointWaited,
     CommandClosed,
     CommandOpened,
-    Fact,
     IncidentGrown,
     IncidentPut,
     IncidentsPruned,
@@ -26,6 +25,7 @@ from controller.core.facts import (
     NodePut,
     RanksDone,
     State,
+    StateChange,
 )
 from controller.core.incident_cut import IncidentCut
 from controller.core.written import CommandsClosed, CommandsOpened, RecordChanged
@@ -45,10 +45,10 @@ class TransitionLog:
         for incident in state.incidents.values():
             self._logged[incident.incident] = incident.state
 
-    def tell(self, facts: Iterable[Fact]) -> None:
-        """Log what these facts, just journalled, have changed."""
-        for fact in facts:
-            match fact:
+    def tell(self, changes: Iterable[StateChange]) -> None:
+        """Log what these changes, just journalled, have changed."""
+        for change in changes:
+            match change:
                 case JobPut(job=job):
                     if self._is_news(job.job_id, job.state):
                         logger.info(
@@ -94,7 +94,7 @@ class TransitionLog:
                 case CommandsOpened() | CommandsClosed() | RecordChanged():
                     pass  # Only the journal has these.
                 case _:
-                    assert_never(fact)
+                    assert_never(change)
 
     def _is_news(self, what: str, state: StrEnum) -> bool:
         is_news = self._logged.get(what) is not state

@@ -51,7 +51,7 @@ cause: count, mean recovery, seconds lost), `parts_s` (they sum to `wall_s`), `b
 
 Up to 64 nodes every message is simulated. Beyond that reports of a first step arrive at once; only
 the first eight ranks that lose a connection say so, since all are stopped a moment later; messages
-that change nothing are not sent; agents remember their last 32 answers; one fact in nodes/16 goes
+that change nothing are not sent; agents remember their last 32 answers; one change in nodes/16 goes
 through the journal's text and back; and the machine's whole state is compared with the journal's
 after one batch in nodes/4. A node's ranks are one worker, which lives and dies with them.
 

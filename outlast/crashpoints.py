@@ -84,8 +84,8 @@ class CrashPoint(StrEnum):
     MEMORY_FREED = "agent.memory-freed"
     # A controller hears of a checkpoint; its journal, and what it does after.
     CHECKPOINT_HEARD = "controller.checkpoint-heard"
-    FACTS_DECIDED = "controller.facts-decided"
-    FACTS_KEPT = "controller.facts-kept"
+    CHANGES_DECIDED = "controller.changes-decided"
+    CHANGES_KEPT = "controller.changes-kept"
     EFFECTS_RUN = "controller.effects-run"
 
 

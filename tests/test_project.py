@@ -19,7 +19,7 @@ from tests import protostubs
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("outlast", "controller", "trainer", "checkpoint", "diagnostics", "demo")
 CORES = ("controller/core", "trainer/core", "checkpoint/core", "diagnostics/core")
-# Modules of `outlast` that a core may use: they are facts and vocabulary.
+# Modules of `outlast` that a core may use: they are values and vocabulary.
 CORE_VOCABULARY = ("blackbox", "chosen", "clock", "errors", "failures", "flops", "ids", "layout")
 CORE_VOCABULARY += ("sizing", "skipped", "worker_contract")
 FORBIDDEN_IN_CORES = {

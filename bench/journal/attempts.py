@@ -19,7 +19,7 @@ from bench.bare_controller import Bench, controller
 from bench.controller.fleet import JOB, WORKERS, answer, first_steps, join, submit
 from controller.core import events as ev
 from controller.core.batches import compacted
-from controller.core.facts import Fact
+from controller.core.changes import StateChange
 from controller.core.node_events import WorkerExited
 from controller.core.states import JobState
 from controller.store.journal import encoded
@@ -39,10 +39,10 @@ class Written:
         self._cpu_s = time.process_time()
         append = bench.journal.append
 
-        def counting(facts: Sequence[Fact]) -> None:
-            for fact in compacted(facts):
-                self.by_kind[type(fact).__name__] += len(encoded(fact))
-            append(facts)
+        def counting(changes: Sequence[StateChange]) -> None:
+            for change in compacted(changes):
+                self.by_kind[type(change).__name__] += len(encoded(change))
+            append(changes)
 
         bench.journal.append = counting  # type: ignore[method-assign]  # only counts
 

@@ -16,8 +16,8 @@ from typing import Any
 from bench.controller.fleet import JOB, WORKERS, spec_of_all
 from controller.convert import plan_of
 from controller.core import events as ev
+from controller.core.changes import StateChange
 from controller.core.effects import Effect, Persist, SendCommand
-from controller.core.facts import Fact
 from controller.core.machine import Machine
 from controller.core.node_events import NodeJoined, WorkerExited
 from controller.core.orders import RunSuite
@@ -63,11 +63,11 @@ class _Controller:
     def handle(self, *events: ev.Event) -> None:
         """Take events in, a commit for each few of them."""
         for first in range(0, len(events), COMMIT_EVENTS):
-            facts: list[Fact] = []
+            changes: list[StateChange] = []
             for event in events[first : first + COMMIT_EVENTS]:
-                self._take(self.machine.handle(event, self._clock.at_s), facts)
-            if facts:
-                self.journal.append(facts)
+                self._take(self.machine.handle(event, self._clock.at_s), changes)
+            if changes:
+                self.journal.append(changes)
 
     def answer(self) -> None:
         """Every node does what it was told."""
@@ -84,10 +84,10 @@ class _Controller:
             self.num_snapshots += 1
             self.journal.write_snapshot(self.machine.state)
 
-    def _take(self, effects: list[Effect], facts: list[Fact]) -> None:
+    def _take(self, effects: list[Effect], changes: list[StateChange]) -> None:
         for effect in effects:
             if isinstance(effect, Persist):
-                facts += effect.facts
+                changes += effect.changes
             elif isinstance(effect, SendCommand):
                 self._orders.append(effect)
 

@@ -7,9 +7,9 @@ from typing import assert_never
 
 from controller.core import incidents, misfit, nodes, searching
 from controller.core.attempt_record import AttemptRecord
+from controller.core.changes import AttemptPut
 from controller.core.context import Context
 from controller.core.events import CheckpointFailed, CommandFinished
-from controller.core.facts import AttemptPut
 from controller.core.frozen import replace
 from controller.core.kinds import EvidenceKind
 from controller.core.naming import names

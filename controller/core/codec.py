@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import cache, partial
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
-from controller.core.facts import Fact
+from controller.core.changes import StateChange
 from controller.core.older_journals import UPGRADES, Json, with_names_of_now
 from controller.core.packing import Rows, pack_rows, unpack_rows
 from controller.core.records import IncidentRecord, JobPlan, JobRecord, NodeRecord, Size
@@ -34,17 +34,17 @@ _RECORDS: dict[RecordKind, type] = {
 _PACKED = ((JobPlan, "replica_node_indexes"), (Size, "replica_node_indexes"))
 
 
-def encode_fact(fact: Fact) -> Json:
-    return _encode_record(fact)
+def encode_change(change: StateChange) -> Json:
+    return _encode_record(change)
 
 
-def decode_fact(data: Json) -> Fact:
-    """The fact that `encode_fact` wrote.
+def decode_change(data: Json) -> StateChange:
+    """The change that `encode_change` wrote.
 
     Raises:
-        ValueError: not a fact of this version.
+        ValueError: not a change of this version.
     """
-    return cast(Fact, _decode(data, Fact))
+    return cast(StateChange, _decode(data, StateChange))
 
 
 def _encode_record(value: object) -> Json:

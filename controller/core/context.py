@@ -1,6 +1,6 @@
 """What one call of the machine works on: state, observations, time, and its output.
 
-Decided facts live in `State` and change only through `record`, which also puts
+What is decided lives in `State` and changes only through `record`, which also puts
 them into the batch for the journal. What was merely *seen* (who is connected,
 who is late) lives in `NodeView`; it is not journalled, because after a restart
 reality tells it again.
@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from controller.core import accounting
-from controller.core.effects import Effect, Persist, SendCommand
-from controller.core.evidence import with_sign
-from controller.core.facts import (
+from controller.core.changes import (
     CommandClosed,
     CommandOpened,
-    Fact,
     IncidentPut,
     JobExplained,
     JobPut,
     NodePut,
     State,
+    StateChange,
     growth,
 )
+from controller.core.effects import Effect, Persist, SendCommand
+from controller.core.evidence import with_sign
 from controller.core.frozen import replace
 from controller.core.kinds import Wanted
 from controller.core.orders import Command, CommandRecord, StartWorkers
@@ -133,7 +133,7 @@ class Context:
     asked_searches: list[str] = field(default_factory=list)
     # Whether anything has changed that nodes which wait may depend on.
     fleet_touched: bool = True
-    facts: list[Fact] = field(default_factory=list)
+    changes: list[StateChange] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -143,8 +143,8 @@ class Context:
     def take_batch(self) -> list[Effect]:
         """The effects of this call, the journal's first; empties the batch."""
         batch: list[Effect] = []
-        if self.facts:
-            batch.append(Persist(facts=tuple(self.facts)))
+        if self.changes:
+            batch.append(Persist(changes=tuple(self.changes)))
         batch.extend(
             effect
             for effect in self.effects
@@ -152,23 +152,23 @@ class Context:
             if not isinstance(effect, SendCommand)
             or effect.command.command_id in self.state.commands
         )
-        self.facts.clear()
+        self.changes.clear()
         self.effects.clear()
         return batch
 
-    def record(self, fact: Fact) -> None:
+    def record(self, change: StateChange) -> None:
         if not self.fleet_touched:
-            self.fleet_touched = self._touches_fleet(fact)
+            self.fleet_touched = self._touches_fleet(change)
         if self.looks:
-            self._note_command(fact)
-        self.state.apply(fact)
-        self.facts.append(fact)
-        if isinstance(fact, NodePut):
-            self.saw(fact.node.node)
+            self._note_command(change)
+        self.state.apply(change)
+        self.changes.append(change)
+        if isinstance(change, NodePut):
+            self.saw(change.node.node)
 
-    def _note_command(self, fact: Fact) -> None:
+    def _note_command(self, change: StateChange) -> None:
         """Whether a node is free also depends on what it was asked for."""
-        match fact:
+        match change:
             case CommandOpened(command=command):
                 self._note_change(command.node)
             case CommandClosed(command_id=command_id) if command_id in self.state.commands:
@@ -180,8 +180,8 @@ class Context:
         for look in self.looks.values():
             look.changed[node] = None
 
-    def _touches_fleet(self, fact: Fact) -> bool:
-        match fact:
+    def _touches_fleet(self, change: StateChange) -> bool:
+        match change:
             case CommandOpened(command=command):
                 return self.state.index.is_idle(command.node)
             case CommandClosed(command_id=command_id):

@@ -10,16 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controller.core.attempt_record import NodeStart
-from controller.core.facts import Fact
+from controller.core.changes import StateChange
 from controller.core.orders import CommandRecord
 from outlast.ids import JobId, NodeId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Persist:
-    """Append these facts to the journal in one commit."""
+    """Append these state changes to the journal in one commit."""
 
-    facts: tuple[Fact, ...]
+    changes: tuple[StateChange, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ that is silent or gone is lost is decided in `losses`.
 from __future__ import annotations
 
 from controller.core import attempts, jobs, leaving, losses, nodes, spares
+from controller.core.changes import NodeForgotten
 from controller.core.context import Context, NodeView
 from controller.core.effects import Alert
 from controller.core.events import CommandFinished
-from controller.core.facts import NodeForgotten
 from controller.core.frozen import replace
 from controller.core.kinds import EvidenceKind
 from controller.core.node_events import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from controller.core import accounting
+from controller.core.changes import CheckpointStored, CheckpointWaited, IncidentPut
 from controller.core.context import Context
 from controller.core.events import (
     CheckpointCommitted,
@@ -10,7 +11,6 @@ from controller.core.events import (
     CommandFinished,
     JobAdvanced,
 )
-from controller.core.facts import CheckpointStored, CheckpointWaited, IncidentPut
 from controller.core.frozen import replace
 from controller.core.kinds import Cause, EvidenceKind
 from controller.core.orders import ForgetJob

@@ -3,7 +3,7 @@
 A fleet of ten thousand nodes answers ten thousand stop orders after each fault, and the
 machine looks at the state after each of them. So it must find the few nodes that wait for
 something, and a node's or a job's open commands, without going through all there are.
-Follows from the facts alone; nothing here is decided, journalled or compared.
+Follows from the state changes alone; nothing here is decided, journalled or compared.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _InOrder:
 
 @dataclass(slots=True)
 class Index:
-    """Ids by what is asked for, each in the order of the facts."""
+    """Ids by what is asked for, each in the order of the changes."""
 
     # Number of each node, by when it was first put.
     order: dict[NodeId, int] = field(default_factory=dict)

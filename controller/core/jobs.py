@@ -17,12 +17,12 @@ from controller.core import (
     replays,
     searching,
 )
+from controller.core.changes import JobForgotten, NodeChecked, RanksDone
 from controller.core.context import Context
 from controller.core.effects import Alert
 from controller.core.environments import MAX_CHANGES
 from controller.core.events import CommandFinished, JobAdvanced, JobStalled
 from controller.core.evidence import NO_FIRST_STEP_YET
-from controller.core.facts import JobForgotten, NodeChecked, RanksDone
 from controller.core.frozen import replace
 from controller.core.kinds import EvidenceKind, Wanted
 from controller.core.node_events import WorkerExited

@@ -5,7 +5,7 @@ is always `Persist`, and nothing after it may run before that is durable. A
 machine built from the fold of a journal goes on where the old one stopped:
 `ControllerStarted` first, then agents join and tell what is true on their nodes.
 
-State that is decided lives in `facts.State`; see `context` for what is merely seen.
+State that is decided lives in `changes.State`; see `context` for what is merely seen.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from controller.core import (
     searching,
 )
 from controller.core import events as ev
+from controller.core.changes import State
 from controller.core.context import Context, NodeView, Settings
 from controller.core.effects import Effect
-from controller.core.facts import State
 from controller.core.frozen import replace
 from controller.core.node_events import (
     ImageNotPulled,
@@ -61,7 +61,7 @@ from controller.core.node_events import (
 from outlast.ids import JobId, NodeId
 
 # What ranks and agents say in thousands at once after a fault. Whatever follows from it for
-# nodes that wait is a fact about a node, a job or a command of theirs.
+# nodes that wait is a change of a node, a job or a command of theirs.
 _OF_WORKERS = (WorkerExited, ev.CommandFinished, ev.JobAdvanced, ev.CheckpointCommitted)
 
 # A person's requests for a job.

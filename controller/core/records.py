@@ -1,6 +1,6 @@
 """What the controller remembers: jobs, nodes, incidents and open commands.
 
-All are frozen; a change makes a new record, and the new record *is* the fact
+All are frozen; a change makes a new record, and the new record *is* the state change
 that the journal stores. So folding the journal is nothing but keeping the last
 record of each id.
 """
@@ -141,7 +141,7 @@ class JobRecord:
     deadline_s: float | None = None
     incident: IncidentId | None = None
     num_incidents: int = 0
-    # In journals of older versions only: by now facts of their own (`State.done`).
+    # In journals of older versions only: by now changes of their own (`State.done`).
     done_ranks: tuple[int, ...] = ()
     # While it stops in order to grow: the step after which its ranks stopped, -1 at first.
     grow_step: int | None = None

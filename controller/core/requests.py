@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from controller.core import accounting, attempts, last_checkpoint
+from controller.core.changes import JobPut, State
 from controller.core.context import Context
 from controller.core.events import (
     JobCancelRequested,
@@ -10,7 +11,6 @@ from controller.core.events import (
     JobResumeRequested,
     JobSubmitted,
 )
-from controller.core.facts import JobPut, State
 from controller.core.frozen import replace
 from controller.core.kinds import Wanted
 from controller.core.records import JobRecord

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 
 from controller.core import fleet
+from controller.core.changes import IncidentsPruned, JobPruned, State
 from controller.core.context import Context
 from controller.core.events import RecordsExpired
-from controller.core.facts import IncidentsPruned, JobPruned, State
 from controller.core.incident_cut import BEGINNING, IncidentCut, shortened
 from controller.core.node_events import NodeForgetRequested
 from controller.core.records import IncidentRecord, JobRecord

@@ -8,7 +8,7 @@ from the plan and from where those agents are reached now.
 from __future__ import annotations
 
 from controller.core.attempt_record import AttemptRecord, NodeStart
-from controller.core.facts import State
+from controller.core.changes import State
 from controller.core.replica_peers import ReplicaPeer
 from outlast.ids import NodeId
 

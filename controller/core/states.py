@@ -49,7 +49,7 @@ class IncidentState(StrEnum):
     """How far an incident has come."""
 
     OPEN = "OPEN"
-    EVIDENCE = "EVIDENCE"  # workers are stopped, facts are gathered
+    EVIDENCE = "EVIDENCE"  # workers are stopped, changes are gathered
     VERDICT = "VERDICT"
     ACTING = "ACTING"
     VERIFYING = "VERIFYING"  # training again, not yet past the fault

@@ -1,4 +1,4 @@
-"""Facts that only the journal has: what several facts, or a whole record, come to in it.
+"""Changes that only the journal has: what several changes, or a whole record, come to in it.
 
 The machine decides a record as a whole and an order for each node. Written so, the journal would
 repeat the spec and the nodes of a job in each of its states, and the same order for each node.

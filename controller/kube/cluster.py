@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from controller.changes import Changes
-from controller.core.facts import State
+from controller.core.changes import State
 from controller.core.node_events import ClusterNews, NodeEvent
 from controller.failure import Failure
 from controller.kube.api import Kind, KubeApi

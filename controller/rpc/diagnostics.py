@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from controller.core.facts import State
+from controller.core.changes import State
 from controller.core.records import JobRecord
 from controller.core.states import AT_WORK
 from controller.diagnosis.run import MANUAL, Request

@@ -10,8 +10,8 @@ from google.protobuf import json_format, struct_pb2
 from controller.command_messages import chosen_messages
 from controller.convert import capacity_message
 from controller.core import accounting, cost, leaving
+from controller.core.changes import State
 from controller.core.environments import device_in
-from controller.core.facts import State
 from controller.core.kinds import EvidenceKind, Wanted
 from controller.core.records import Evidence, IncidentRecord, JobRecord, NodeRecord
 from controller.core.states import TERMINAL, IncidentState, JobState

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
+from controller.core.changes import State
 from controller.core.edge.gate import Gate
 from controller.core.edge.rules import Reason
-from controller.core.facts import State
 from controller.ratelimit import RateLimitedLog
 from outlast.ids import NodeId
 

@@ -13,18 +13,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from controller.core import events as ev
-from controller.core.effects import Effect, EvictNode, Persist, SendCommand
-from controller.core.facts import (
+from controller.core.changes import (
     CommandClosed,
     CommandOpened,
-    Fact,
     IncidentGrown,
     IncidentPut,
     JobPut,
     NodePut,
     State,
+    StateChange,
     grown,
 )
+from controller.core.effects import Effect, EvictNode, Persist, SendCommand
 from controller.core.machine import Machine
 from controller.core.node_events import (
     NodeCordonRequested,
@@ -85,7 +85,7 @@ class Checkers:
         self._num_spins = 0
         self._num_batches = 0
         # In the journal, when its state was last looked at.
-        self._num_facts = -1
+        self._num_changes = -1
         # When the next open order may be overdue.
         self._overdue_s = math.inf
         self._agents_of_starts: dict[str, str] = {}
@@ -173,9 +173,9 @@ class Checkers:
                 if attempt is not None and journalled.attempts.get(attempt.job) != attempt:
                     self._fail(2, f"{command.command_id} is sent before its attempt is journalled")
 
-    def recorded(self, event: ev.Event, fact: Fact, before: State) -> None:
+    def recorded(self, event: ev.Event, change: StateChange, before: State) -> None:
         """Look at a decision in the moment in which it becomes durable."""
-        match fact:
+        match change:
             case NodePut(node=node):
                 self._look_at_node(event, node, before)
                 self.users.node_put(event, node, before)
@@ -193,8 +193,8 @@ class Checkers:
                 old = before.incidents[grown_id]
                 if old.state is IncidentState.CLOSED:
                     self._fail(10, f"{grown_id} changes after it was closed")
-                self._spared_as_reporter(grown(old, fact))
-                self.incidents.grown(event, old, fact.evidence, before)
+                self._spared_as_reporter(grown(old, change))
+                self.incidents.grown(event, old, change.evidence, before)
             case CommandOpened(command=command):
                 if command.command_id in before.commands:
                     self._fail(2, f"{command.command_id} is opened twice")
@@ -222,10 +222,10 @@ class Checkers:
         if term != newest:
             self._fail(3, f"the leader of term {term} wrote in term {newest}")
 
-    def encoded(self, fact: Fact, decoded: Fact) -> None:
+    def encoded(self, change: StateChange, decoded: StateChange) -> None:
         """Invariant 9: the journal tells what was decided, exactly."""
-        if fact is not decoded and fact != decoded:
-            self._fail(9, f"{fact} was read back as {decoded}")
+        if change is not decoded and change != decoded:
+            self._fail(9, f"{change} was read back as {decoded}")
 
     def performed(
         self, event: ev.Event, machine: Machine, journalled: State, wake_s: float | None
@@ -237,10 +237,10 @@ class Checkers:
         if self._num_batches % self._world.fidelity.compare_every == 0:
             if not is_same(machine.state, journalled):
                 self._fail(9, f"after {type(event).__name__} the state is not the journal's fold")
-            num_facts = self._world.controller.journal.num_facts
-            # Without a fact since, the state is what was looked at before.
-            if num_facts != self._num_facts:
-                self._num_facts = num_facts
+            num_changes = self._world.controller.journal.num_changes
+            # Without a change since, the state is what was looked at before.
+            if num_changes != self._num_changes:
+                self._num_changes = num_changes
                 for invariant, what in inconsistencies(machine.state):
                     self._fail(invariant, what)
         overdue = wake_s is not None and wake_s <= self._world.now_s
@@ -283,7 +283,7 @@ class Checkers:
             if machine.memory and self._world.is_beating(machine.name):
                 self._fail(10, f"{machine.name} keeps host memory of {', '.join(machine.memory)}")
 
-    # Each fact
+    # Each change
 
     def _look_at_node(self, event: ev.Event, node: NodeRecord, before: State) -> None:
         old = before.nodes.get(node.node)

@@ -1,7 +1,7 @@
 """The production machine in a controller that may die between any two effects.
 
 Everything that it knows after a restart comes from the journal, which holds
-encoded facts only. Who is late, who has advanced and which job hangs is decided by the
+encoded changes only. Who is late, who has advanced and which job hangs is decided by the
 production edge; `heartbeats` brings it what agents would say.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from controller.core import events as ev
+from controller.core.changes import NodePut, StateChange
 from controller.core.context import Settings
 from controller.core.edge.edge import BEFORE_DEADLINE_S, Edge
 from controller.core.edge.judgement import HangJudgement, HangSign
@@ -27,7 +28,6 @@ from controller.core.effects import (
     SearchFaults,
     SendCommand,
 )
-from controller.core.facts import Fact, NodePut
 from controller.core.machine import Machine
 from controller.core.node_events import NodeClosed, NodeFound, NodeSilent
 from controller.core.records import JobRecord
@@ -84,7 +84,7 @@ class Controller:
         self.edge.expect_known(world.now_s)
         self.streams = Streams(world, self, state, self.edge)
         self._timer_s = None
-        world.trace("control", f"term {self.term}", f"started, {len(self.journal.facts)} facts")
+        world.trace("control", f"term {self.term}", f"started, {len(self.journal.changes)} changes")
         self.handle(ev.ControllerStarted(term=self.term))
         self.heartbeats.begin()
         world.cluster.tell_all()
@@ -121,7 +121,7 @@ class Controller:
             for effect in old.handle(event, self._world.now_s):
                 if isinstance(effect, Persist):
                     try:
-                        self._append(event, effect.facts, term)
+                        self._append(event, effect.changes, term)
                     except DeposedError:
                         return
 
@@ -149,12 +149,14 @@ class Controller:
             self.crash()
             return False
         self._set_timer(wake_s)
-        facts = [each for effect in effects if isinstance(effect, Persist) for each in effect.facts]
-        if facts and self.edge is not None:
-            changed = self.edge.refresh(facts, world.now_s)
+        changes = [
+            each for effect in effects if isinstance(effect, Persist) for each in effect.changes
+        ]
+        if changes and self.edge is not None:
+            changed = self.edge.refresh(changes, world.now_s)
             if self.streams is not None:
                 self.streams.retell_periods(changed)
-            self.heartbeats.refreshed(facts)
+            self.heartbeats.refreshed(changes)
         return True
 
     def _count_down(self) -> None:
@@ -167,8 +169,8 @@ class Controller:
     def _perform(self, event: ev.Event, effect: Effect) -> None:
         world = self._world
         match effect:
-            case Persist(facts=facts):
-                self._append(event, facts, self.term)
+            case Persist(changes=changes):
+                self._append(event, changes, self.term)
             case SendCommand(command=command, start=start):
                 if self.streams is not None:
                     self.streams.command(command, start)
@@ -185,18 +187,18 @@ class Controller:
             case Alert(summary=summary):
                 world.trace("alert", "", summary)
 
-    def _append(self, event: ev.Event, facts: Sequence[Fact], term: int) -> None:
+    def _append(self, event: ev.Event, changes: Sequence[StateChange], term: int) -> None:
         journal, checkers = self.journal, self._world.checkers
         journal.check(term)
         checkers.appends(term, self.term)
-        for written, read in journal.append(facts):
+        for written, read in journal.append(changes):
             checkers.encoded(written, read)
-        for fact in facts:
-            checkers.recorded(event, fact, journal.folded)
-            journal.folded.apply(fact)
-            self._world.tracer.fact(fact)
-            if isinstance(fact, NodePut):
-                self._world.cluster.decided(fact.node)
+        for change in changes:
+            checkers.recorded(event, change, journal.folded)
+            journal.folded.apply(change)
+            self._world.tracer.change(change)
+            if isinstance(change, NodePut):
+                self._world.cluster.decided(change.node)
         journal.shorten()
 
     def _search(self, effect: SearchFaults) -> None:

@@ -24,8 +24,8 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from controller.core.changes import JobPut, NodePut, StateChange
 from controller.core.edge.edge import Edge
-from controller.core.facts import Fact, JobPut, NodePut
 from controller.core.states import AT_WORK, JobState
 from controller.sim.attempt import Phase, Training
 from controller.sim.ranks import heartbeat_of
@@ -115,14 +115,14 @@ class Heartbeats:
             self.hear(training)
             self._world.timeline.after(AGAIN_S, self._say_again, training)
 
-    def refreshed(self, facts: Iterable[Fact]) -> None:
+    def refreshed(self, changes: Iterable[StateChange]) -> None:
         """These were decided: something else may be waited for."""
         quiet = self._world.quiet_nodes()
-        for fact in facts:
-            if isinstance(fact, NodePut) and fact.node.node in quiet:
-                self._expect_node(fact.node.node)
-            elif isinstance(fact, JobPut) and fact.job.state in AT_WORK:
-                self._expect_job(fact.job.job_id)
+        for change in changes:
+            if isinstance(change, NodePut) and change.node.node in quiet:
+                self._expect_node(change.node.node)
+            elif isinstance(change, JobPut) and change.job.state in AT_WORK:
+                self._expect_job(change.job.job_id)
 
     def hear(self, training: Training) -> None:
         """A heartbeat of each node of an attempt that beats."""

@@ -21,7 +21,7 @@ from controller.sim.violation import Violation
 from outlast.ids import IncidentId, NodeId
 
 if TYPE_CHECKING:
-    from controller.core.facts import State
+    from controller.core.changes import State
     from controller.sim.world import World
 
 # Of nodes that have been heard for so long it is known what their ranks do.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from controller.core import events as ev
-from controller.core.facts import State
+from controller.core.changes import State
 from controller.core.records import JobRecord
 from controller.core.states import JobState
 from controller.core.verdict import STEADY_S

@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterator, Sequence
 
 from controller.core.batches import compacted
-from controller.core.codec import decode_fact, encode_fact
-from controller.core.facts import Fact, State, fold
+from controller.core.changes import State, StateChange, fold
+from controller.core.codec import decode_change, encode_change
 
-# Facts kept one by one; weeks of a large fleet have millions.
-MAX_FACTS = 200_000
+# Changes kept one by one; weeks of a large fleet have millions.
+MAX_CHANGES = 200_000
 
 
 class DeposedError(Exception):
@@ -23,17 +23,17 @@ class DeposedError(Exception):
 
 
 class Journal:
-    """Decoded facts, and what they fold into."""
+    """Decoded changes, and what they fold into."""
 
     def __init__(self, *, codec_every: int) -> None:
         # As read back from its text, which nothing else survives a crash in.
-        self.facts: list[Fact] = []
+        self.changes: list[StateChange] = []
         # What was decided folds into this. It is compared with the machine's own state, and with
-        # what a restart makes of `facts`.
+        # what a restart makes of `changes`.
         self.folded = State()
         self.term = 0
         # Those that were decided, and those that were written for them.
-        self.num_facts = self.num_written = 0
+        self.num_changes = self.num_written = 0
         self._codec_every = codec_every
 
     def take_term(self) -> int:
@@ -50,29 +50,29 @@ class Journal:
         if term != self.term:
             raise DeposedError(f"term {term} is over; {self.term} has begun")
 
-    def append(self, facts: Sequence[Fact]) -> Iterator[tuple[Fact, Fact]]:
-        """Write a batch; `check` comes first. Each fact as it was written, and as it is read.
+    def append(self, changes: Sequence[StateChange]) -> Iterator[tuple[StateChange, StateChange]]:
+        """Write a batch; `check` comes first. Each change as it was written, and as it is read.
 
-        Who appends brings `folded` up to date, a fact at a time.
+        Who appends brings `folded` up to date, a change at a time.
         """
-        self.num_facts += len(facts)
-        for fact in compacted(facts):
+        self.num_changes += len(changes)
+        for change in compacted(changes):
             self.num_written += 1
-            read = self._read_back(fact)
-            self.facts.append(read)
-            yield fact, read
+            read = self._read_back(change)
+            self.changes.append(read)
+            yield change, read
 
     def shorten(self) -> None:
         """As the real one does: a snapshot takes the place of what led to it."""
-        if len(self.facts) > MAX_FACTS:
-            self.facts = self.folded.as_facts()
+        if len(self.changes) > MAX_CHANGES:
+            self.changes = self.folded.as_changes()
 
-    def _read_back(self, fact: Fact) -> Fact:
-        """The fact as a restart would read it; of a large fleet's facts, one in so many."""
+    def _read_back(self, change: StateChange) -> StateChange:
+        """The change as a restart would read it; of a large fleet's changes, one in so many."""
         if self.num_written % self._codec_every:
-            return fact
-        return decode_fact(json.loads(json.dumps(encode_fact(fact))))
+            return change
+        return decode_change(json.loads(json.dumps(encode_change(change))))
 
     def fold(self) -> State:
         """What a controller that starts knows."""
-        return fold(self.facts)
+        return fold(self.changes)

@@ -26,7 +26,7 @@ class Fidelity:
     idle_messages: bool = True
     # How many answers each agent remembers: a thousand in each of 12,500 need gigabytes.
     max_results: int = MAX_RESULTS
-    # One fact in so many goes through the journal's text and back.
+    # One change in so many goes through the journal's text and back.
     codec_every: int = 1
     # After one batch in so many, the machine's whole state is compared with the journal's.
     compare_every: int = 1

@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
-from controller.core.facts import State
+from controller.core.changes import State
 from controller.sim.faults import SAFETY_S, end_faults, plan_faults
 from controller.sim.garbage import few_collections
 from controller.sim.shapes import draw_shape
@@ -44,7 +44,7 @@ class Outcome:
     seed: int
     num_nodes: int
     num_events: int
-    num_facts: int
+    num_changes: int
     hours: float
     # Those that were planned, and of them those that met something.
     faults: tuple[str, ...]
@@ -83,7 +83,7 @@ def run_seed(seed: int, *, only: tuple[int, ...] | None = None, trace: bool = Fa
         seed=seed,
         num_nodes=len(world.nodes),
         num_events=world.timeline.num_run,
-        num_facts=world.controller.journal.num_facts,
+        num_changes=world.controller.journal.num_changes,
         hours=world.hours,
         faults=tuple(faults),
         struck=tuple(world.struck),
@@ -240,7 +240,7 @@ def _run_one(seed: int, only: tuple[int, ...] | None, *, trace: bool) -> int:
 def _print(outcome: Outcome) -> None:
     print(
         f"seed {outcome.seed}: {outcome.num_nodes} nodes, {outcome.hours:.0f} h, "
-        f"{len(outcome.faults)} faults, {outcome.num_events} events, {outcome.num_facts} facts"
+        f"{len(outcome.faults)} faults, {outcome.num_events} events, {outcome.num_changes} changes"
     )
     for job, end in outcome.jobs.items():
         print(f"  {job}: {end}")

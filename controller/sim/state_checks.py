@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from controller.core.facts import State
+from controller.core.changes import State
 from controller.core.orders import CommandRecord, ForgetJob, PushCheckpoint, RunSuite, StopWorkers
 from controller.core.records import NodeRecord
 from controller.core.states import (

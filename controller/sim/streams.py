@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from controller.command_messages import NodesPacker, command_message
 from controller.core.attempt_record import NodeStart
+from controller.core.changes import State
 from controller.core.edge.edge import Edge
 from controller.core.edge.gate import Gate
 from controller.core.edge.rules import Reason
-from controller.core.facts import State
 from controller.core.node_events import NodeDisconnected
 from controller.core.orders import CommandRecord
 from controller.sim.network import Session

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from controller.core.facts import (
+from controller.core.changes import (
     CommandClosed,
     CommandOpened,
-    Fact,
     IncidentPut,
     JobPut,
     NodeForgotten,
     NodePut,
+    StateChange,
 )
 from controller.core.records import JobRecord
 from controller.sim.timeline import EPOCH_S, Timeline
@@ -48,9 +48,9 @@ class Tracer:
         self._count("answer overtaken")
         self.line("edge", job, "who holds it up does not matter any more")
 
-    def fact(self, fact: Fact) -> None:
-        """A fact of the journal; a line when a state changes."""
-        match fact:
+    def change(self, change: StateChange) -> None:
+        """A change of the journal; a line when a state changes."""
+        match change:
             case JobPut(job=job):
                 self._state("job", job.job_id, str(job.state), f"a{job.attempt} {job.reason}")
                 self._size(job)

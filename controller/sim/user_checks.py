@@ -24,7 +24,7 @@ from controller.sim.violation import Violation
 from outlast.ids import NodeId
 
 if TYPE_CHECKING:
-    from controller.core.facts import State
+    from controller.core.changes import State
     from controller.sim.world import World
 
 LOOK_S = 120.0

@@ -102,8 +102,8 @@ class World:
     @property
     def num_changes(self) -> int:
         """How much was reported, decided or planned: whatever changes the world adds to it."""
-        num_facts = self.controller.journal.num_facts
-        return self.timeline.num_asked + self.tracer.num_lines + num_facts
+        num_changes = self.controller.journal.num_changes
+        return self.timeline.num_asked + self.tracer.num_lines + num_changes
 
     @property
     def hours(self) -> float:

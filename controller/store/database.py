@@ -44,7 +44,7 @@ CONTROLLER = sa.Table(
     sa.Column("probed_s", sa.Double, nullable=False),
 )
 
-FACTS = sa.Table(
+CHANGES = sa.Table(
     "facts",
     METADATA,
     sa.Column(
@@ -56,14 +56,14 @@ FACTS = sa.Table(
     sa.Column("term", sa.BigInteger, nullable=False),
     sa.Column("at_s", sa.Double, nullable=False),
     sa.Column("fact", sa.Text, nullable=False),
-    # Numbers of truncated facts are never given out again.
+    # Numbers of truncated changes are never given out again.
     sqlite_autoincrement=True,
 )
 
 SNAPSHOTS = sa.Table(
     "snapshots",
     METADATA,
-    # The snapshot holds every fact up to and including this one.
+    # The snapshot holds every change up to and including this one.
     sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("term", sa.BigInteger, nullable=False),
     sa.Column("at_s", sa.Double, nullable=False),

@@ -1,12 +1,12 @@
-"""The journal: every fact the machine decided, in order, and the term of who may write.
+"""The journal: every change the machine decided, in order, and the term of who may write.
 
-Facts are only ever appended, one commit per batch. The term is raised by
+Changes are only ever appended, one commit per batch. The term is raised by
 compare-and-set when a controller starts and is checked in the transaction of
-every append: a deposed controller's write never lands. When the facts have grown
+every append: a deposed controller's write never lands. When the changes have grown
 to a multiple of the last snapshot, the state itself is written as the next one,
-a part at a time, and the facts that it holds are dropped.
+a part at a time, and the changes that it holds are dropped.
 
-What does not belong here: what facts mean. Folding them is all that is done, and what a batch
+What does not belong here: what they mean. Folding them is all that is done, and what a batch
 changes as a whole is worked out in `core.batches`.
 """
 
@@ -21,12 +21,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from controller.core.batches import compacted
-from controller.core.codec import decode_fact, encode_fact
-from controller.core.facts import Fact, State, fold
+from controller.core.changes import State, StateChange, fold
+from controller.core.codec import decode_change, encode_change
 from controller.core.older_journals import Json
 from controller.store.database import (
+    CHANGES,
     CONTROLLER,
-    FACTS,
     POISONED,
     SCHEMA_VERSION,
     SNAPSHOTS,
@@ -35,14 +35,14 @@ from controller.store.database import (
 from outlast.clock import Clock
 from outlast.errors import FatalError
 
-# A snapshot is written when the facts since the last one have grown to so many times its size,
+# A snapshot is written when the changes since the last one have grown to so many times its size,
 # so that all snapshots together cost a fixed share of what is appended, however large the
 # fleet; and a start reads at most so many times the state itself.
 SNAPSHOT_GROWTH = 2.0
 # Folding so much takes well under a second.
 SNAPSHOT_LEAST_BYTES = 4 * 2**20
-# Facts of a snapshot that are encoded between two looks at what has come in, some 10 ms.
-SNAPSHOT_SLICE_FACTS = 500
+# Changes of a snapshot that are encoded between two looks at what has come in, some 10 ms.
+SNAPSHOT_SLICE_CHANGES = 500
 # Rows read at once while folding: the memory of a start is that of the state.
 _READ_ROWS = 500
 
@@ -51,9 +51,9 @@ _READ_ROWS = 500
 MAX_POISONED = 1_000
 
 
-def encoded(fact: Fact) -> str:
-    """A fact as a row of the journal has it."""
-    return json.dumps(encode_fact(fact))
+def encoded(change: StateChange) -> str:
+    """A change as a row of the journal has it."""
+    return json.dumps(encode_change(change))
 
 
 class UnreadableJournalError(FatalError):
@@ -71,9 +71,9 @@ def _parsed(text: str, where: str) -> Any:
         raise _unreadable(where, error) from error
 
 
-def _decoded(data: Json, where: str) -> Fact:
+def _decoded(data: Json, where: str) -> StateChange:
     try:
-        return decode_fact(data)
+        return decode_change(data)
     except ValueError as error:
         raise _unreadable(where, error) from error
     except KeyError as error:
@@ -101,9 +101,9 @@ def _mark_version(connection: sa.Connection) -> None:
 class _Draft:
     """A snapshot of which a part is encoded."""
 
-    # It holds every fact up to this one.
+    # It holds every change up to this one.
     seq: int
-    facts: list[Fact]
+    changes: list[StateChange]
     # What had gathered by then.
     bytes_then: int
     encoded: list[str] = field(default_factory=list)
@@ -125,7 +125,7 @@ class Journal:
         self._clock = clock
         self._least_bytes = snapshot_least_bytes
         self._on_commit = on_commit
-        # Of the facts that no snapshot holds, and of the last snapshot.
+        # Of the changes that no snapshot holds, and of the last snapshot.
         self._bytes_since = 0
         self._snapshot_bytes = 0
         self._draft: _Draft | None = None
@@ -162,7 +162,7 @@ class Journal:
         """The state that the journal describes.
 
         Raises:
-            UnreadableJournalError: a row is no fact of this version.
+            UnreadableJournalError: a row is no change of this version.
         """
         with self._database.transaction() as connection:
             snapshot = connection.execute(
@@ -172,8 +172,10 @@ class Journal:
             self._bytes_since = self._given_up_bytes = 0
             return fold(self._read(connection, snapshot))
 
-    def _read(self, connection: sa.Connection, snapshot: sa.Row[Any, Any] | None) -> Iterator[Fact]:
-        """The facts of a snapshot and those after it, a few at a time."""
+    def _read(
+        self, connection: sa.Connection, snapshot: sa.Row[Any, Any] | None
+    ) -> Iterator[StateChange]:
+        """The changes of a snapshot and those after it, a few at a time."""
         begun = 0
         if snapshot is not None:
             begun = snapshot.seq
@@ -181,15 +183,17 @@ class Journal:
             for data in _parsed(snapshot.facts, where):
                 yield _decoded(data, where)
         rows = connection.execute(
-            sa.select(FACTS.c.seq, FACTS.c.fact).where(FACTS.c.seq > begun).order_by(FACTS.c.seq)
+            sa.select(CHANGES.c.seq, CHANGES.c.fact)
+            .where(CHANGES.c.seq > begun)
+            .order_by(CHANGES.c.seq)
         ).yield_per(_READ_ROWS)
         for row in rows:
             self._bytes_since += len(row.fact)
             where = f"row {row.seq}"
             yield _decoded(_parsed(row.fact, where), where)
 
-    def append(self, facts: Sequence[Fact]) -> None:
-        """Make these facts durable, all or none; what is written is what they change together.
+    def append(self, changes: Sequence[StateChange]) -> None:
+        """Make these changes durable, all or none; what is written is their sum.
 
         Raises:
             DeposedError: another controller has taken over; nothing was written.
@@ -197,21 +201,21 @@ class Journal:
         """
         started_s = time.monotonic()
         at_s = self._clock.now_s()
-        texts = [encoded(fact) for fact in compacted(facts)]
+        texts = [encoded(change) for change in compacted(changes)]
         rows = [{"term": self.term, "at_s": at_s, "fact": text} for text in texts]
         with self._database.transaction() as connection:
             self._check_term(connection)
             # What comes to nothing in all has no row, and an insert of none would add an empty one.
             if rows:
                 _mark_version(connection)
-                connection.execute(sa.insert(FACTS), rows)
+                connection.execute(sa.insert(CHANGES), rows)
         self._bytes_since += sum(map(len, texts))
         if self._on_commit is not None:
             self._on_commit(time.monotonic() - started_s)
 
     @property
     def num_bytes(self) -> int:
-        """What a controller that starts has to read: the snapshot and the facts after it."""
+        """What a controller that starts has to read: the snapshot and the changes after it."""
         return self._snapshot_bytes + self._bytes_since
 
     def snapshot_is_due(self) -> bool:
@@ -227,26 +231,26 @@ class Journal:
         return self._draft is not None
 
     def begin_snapshot(self, state: State) -> None:
-        """Begin to replace every fact so far by the state that they describe.
+        """Begin to replace every change so far by the state that they describe.
 
         `state` must be the fold of exactly what was appended. What is appended from now on
         stays beside the snapshot.
         """
         with self._database.transaction() as connection:
             self._check_term(connection)
-            newest = connection.execute(sa.select(sa.func.max(FACTS.c.seq))).scalar()
+            newest = connection.execute(sa.select(sa.func.max(CHANGES.c.seq))).scalar()
         if newest is not None:
-            facts = compacted(state.as_facts())
-            self._draft = _Draft(seq=newest, facts=facts, bytes_then=self._bytes_since)
+            changes = compacted(state.as_changes())
+            self._draft = _Draft(seq=newest, changes=changes, bytes_then=self._bytes_since)
 
     def continue_snapshot(self) -> None:
         """Do a part of a snapshot that was begun; with the last part it is there."""
         draft = self._draft
         if draft is None:
             return
-        facts = draft.facts[len(draft.encoded) : len(draft.encoded) + SNAPSHOT_SLICE_FACTS]
-        draft.encoded += map(encoded, facts)
-        if len(draft.encoded) < len(draft.facts):
+        changes = draft.changes[len(draft.encoded) : len(draft.encoded) + SNAPSHOT_SLICE_CHANGES]
+        draft.encoded += map(encoded, changes)
+        if len(draft.encoded) < len(draft.changes):
             return
         text = f"[{', '.join(draft.encoded)}]"
         values = {"term": self.term, "at_s": self._clock.now_s(), "facts": text}
@@ -255,7 +259,7 @@ class Journal:
             _mark_version(connection)
             connection.execute(sa.insert(SNAPSHOTS), {"seq": draft.seq, **values})
             connection.execute(sa.delete(SNAPSHOTS).where(SNAPSHOTS.c.seq < draft.seq))
-            connection.execute(sa.delete(FACTS).where(FACTS.c.seq <= draft.seq))
+            connection.execute(sa.delete(CHANGES).where(CHANGES.c.seq <= draft.seq))
         self._snapshot_bytes = len(text)
         self._bytes_since -= draft.bytes_then
         self._given_up_bytes = 0

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from controller import convert
+from controller.core.changes import IncidentPut, State
 from controller.core.edge.detectors import WINDOW_S, WINDOW_SAMPLES
 from controller.core.edge.edge import Edge
 from controller.core.events import Detected, DetectionEnded, Event, JobStalled
-from controller.core.facts import IncidentPut, State
 from controller.core.kinds import Cause
 from controller.core.node_events import NodeClosed
 from controller.core.records import IncidentRecord, JobRecord, NodeRecord

@@ -15,10 +15,10 @@ import pytest
 
 from controller.convert import plan_of
 from controller.core import events as ev
-from controller.core.codec import encode_fact
+from controller.core.changes import NodePut, State, StateChange
+from controller.core.codec import encode_change
 from controller.core.context import Settings
 from controller.core.effects import Persist, SendCommand
-from controller.core.facts import Fact, NodePut, State
 from controller.core.machine import Machine
 from controller.core.node_events import NodeJoined, WorkerExited
 from controller.core.orders import StartWorkers, StopWorkers
@@ -100,7 +100,7 @@ def test_fold_of_the_journal_is_the_state_after_every_event(tmp_path: Path) -> N
                 break
             for effect in machine.handle(queue.pop(0), 1000.0 + number):
                 if isinstance(effect, Persist):
-                    journal.append(effect.facts)
+                    journal.append(effect.changes)
                 elif isinstance(effect, SendCommand):
                     queue.extend(_answers(machine, effect))
             if journal.snapshot_is_due():
@@ -160,7 +160,7 @@ def _answers(machine: Machine, sent: SendCommand) -> list[ev.Event]:
     return answers
 
 
-def test_snapshot_drops_the_facts_that_it_holds(tmp_path: Path) -> None:
+def test_snapshot_drops_the_changes_that_it_holds(tmp_path: Path) -> None:
     with opened(tmp_path / "j", snapshot_least_bytes=1_000) as journal:
         journal.take_over()
         state = journal.load()
@@ -185,9 +185,9 @@ def test_snapshots_cost_a_fixed_share_of_what_is_appended(tmp_path: Path) -> Non
         state = journal.load()
         num_snapshots, snapshots_bytes, appended_bytes = 0, 0, 0
         for number in range(1_500):
-            fact = node_put(f"n{number}")
-            _append(journal, state, fact)
-            appended_bytes += len(json.dumps(encode_fact(fact)))
+            change = node_put(f"n{number}")
+            _append(journal, state, change)
+            appended_bytes += len(json.dumps(encode_change(change)))
             if journal.snapshot_is_due():
                 journal.write_snapshot(state)
                 num_snapshots += 1
@@ -202,7 +202,7 @@ def test_snapshots_cost_a_fixed_share_of_what_is_appended(tmp_path: Path) -> Non
         assert not journal.snapshot_is_due()
 
 
-def test_facts_appended_while_a_snapshot_is_written_stay_beside_it(tmp_path: Path) -> None:
+def test_changes_appended_while_a_snapshot_is_written_stay_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "j"
     with opened(path, snapshot_least_bytes=1_000) as journal:
         journal.take_over()
@@ -213,7 +213,7 @@ def test_facts_appended_while_a_snapshot_is_written_stay_beside_it(tmp_path: Pat
         journal.begin_snapshot(state)
         num_parts = 0
         while journal.is_writing_snapshot:
-            # A crash here would find the facts as they were.
+            # A crash here would find the changes as they were.
             with opened(path) as reader:
                 assert reader.load() == state
             _append(journal, state, node_put("n7", f"changed in part {num_parts}"))
@@ -227,9 +227,9 @@ def test_facts_appended_while_a_snapshot_is_written_stay_beside_it(tmp_path: Pat
         assert state.nodes[NodeId("n7")].reason == "changed in part 2"
 
 
-def _append(journal: Journal, state: State, fact: Fact) -> None:
-    state.apply(fact)
-    journal.append([fact])
+def _append(journal: Journal, state: State, change: StateChange) -> None:
+    state.apply(change)
+    journal.append([change])
 
 
 def test_a_batch_that_comes_to_nothing_adds_nothing(tmp_path: Path) -> None:
@@ -296,10 +296,10 @@ def _write_for_ever(path: Path) -> None:
         number = max((int(node.reason) for node in state.nodes.values()), default=0)
         while True:
             number += 1
-            facts = [node_put(f"n{index}", str(number)) for index in range(BATCH)]
-            for fact in facts:
-                state.apply(fact)
-            journal.append(facts)
+            changes = [node_put(f"n{index}", str(number)) for index in range(BATCH)]
+            for change in changes:
+                state.apply(change)
+            journal.append(changes)
             if journal.snapshot_is_due():
                 journal.write_snapshot(state)
             print(number, flush=True)

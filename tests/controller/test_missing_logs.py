@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from controller.core.changes import JobPut, NodePut
 from controller.core.edge.edge import Edge
-from controller.core.facts import JobPut, NodePut
 from controller.core.records import JobRecord, NodeRecord
 from controller.core.states import JobState, NodeState
 from controller.rpc.nodes import NodesService

@@ -15,7 +15,7 @@ import grpc
 import pytest
 import yaml
 
-from controller.core.facts import State
+from controller.core.changes import State
 from controller.store.database import Database
 from controller.store.journal import Journal
 from outlast.client import Client, NotFoundError, RefusedError, UnavailableError

@@ -24,7 +24,7 @@ from checkpoint.storage.storage import Storage
 from controller import archive, config_file, retention
 from controller.convert import plan_of
 from controller.core import events as ev
-from controller.core.facts import IncidentPut, NodePut, State
+from controller.core.changes import IncidentPut, NodePut, State
 from controller.core.node_events import NodeForgetRequested, NodeFound, WorkerExited
 from controller.core.records import IncidentRecord, TimelineEntry
 from controller.core.retention import MAX_AT_ONCE, Expired, Retention, expired
@@ -185,11 +185,11 @@ def _sizes(bench: Bench, folder: Path) -> dict[str, int]:
             name
             for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         ]
-        # How many facts there are depends on when the last snapshot was.
+        # How many changes there are depends on when the last snapshot was.
         rows = {
             f"rows of {name}": database.execute(f"SELECT count(*) FROM {name}").fetchone()[0]
             for name in tables
-            if name not in ("facts", "sqlite_sequence")
+            if name not in ("changes", "sqlite_sequence")
         }
     database.close()
     return {
@@ -234,7 +234,7 @@ def test_after_200_jobs_nothing_has_grown_since_100(
     assert at_200["jobs"] == at_200["rows of tokens"] == KEPT
     # A job that stayed would be hundreds of objects.
     assert objects[1] - objects[0] < 100 * 10
-    # A snapshot of what is kept, and as much again in facts at most.
+    # A snapshot of what is kept, and as much again in changes at most.
     assert max(journal_bytes) < 1_000_000
     names = [each.job_id for each in archive.summaries(Storage(url))]
     assert sorted(names) == sorted(f"short-{number}" for number in range(200 - KEPT))
@@ -381,9 +381,9 @@ def test_former_nodes_and_what_is_cut_of_an_incident_are_archived_first(
             ]
             # One that is not there any more, and one whose agent still is.
             gone = replace(away[0], node=NodeId("gone/1"))
-            for fact in (IncidentPut(incident=long), *(NodePut(node=n) for n in (away[0], gone))):
-                bench.service.state.apply(fact)
-                bench.journal.append([fact])
+            for change in (IncidentPut(incident=long), *(NodePut(node=n) for n in (away[0], gone))):
+                bench.service.state.apply(change)
+                bench.journal.append([change])
             limits = Retention(incident_lines=200, archive_url=url)
             bench.service.on_forgotten = forgotten.append
             keeper = Keeper(bench.service, limits)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from controller.core.changes import StateChange
 from controller.core.context import Settings
 from controller.core.effects import Effect, SendCommand
 from controller.core.events import Event
-from controller.core.facts import Fact
 from controller.core.machine import Machine
 from controller.core.node_events import WorkerExited
 from controller.core.orders import Command, CommandRecord, StartWorkers, StopWorkers
@@ -79,9 +79,9 @@ def test_healthy_heartbeats_reach_neither_machine_nor_journal(
         handled.append(event)
         return handle(self, event, now_s)
 
-    def spy_append(self: Journal, facts: list[object]) -> None:
-        appended.append(len(facts))
-        append(self, facts)  # type: ignore[arg-type]
+    def spy_append(self: Journal, changes: list[object]) -> None:
+        appended.append(len(changes))
+        append(self, changes)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Machine, "handle", spy_handle)
     monkeypatch.setattr(Journal, "append", spy_append)
@@ -92,7 +92,7 @@ def test_healthy_heartbeats_reach_neither_machine_nor_journal(
             job_id = await bench.start_job()
             path = tmp_path / "journal.sqlite"
             await until(lambda: not _unacked(agents), "all is journalled")
-            rows, num_handled, num_appended = _count_facts(path), len(handled), len(appended)
+            rows, num_handled, num_appended = _count_changes(path), len(handled), len(appended)
             for number in range(1, 2_001):
                 for rank, agent in enumerate(agents):
                     summary = agents_pb2.RankSummary(
@@ -110,7 +110,7 @@ def test_healthy_heartbeats_reach_neither_machine_nor_journal(
                 await until(lambda a=agent, s=sent: a.acked_seq >= s, "the report is taken in")
             assert len(handled) == num_handled
             assert len(appended) == num_appended
-            assert _count_facts(path) == rows
+            assert _count_changes(path) == rows
 
     asyncio.run(scenario())
 
@@ -126,9 +126,9 @@ def test_event_is_acknowledged_only_when_it_is_journalled(
         async with lab(tmp_path) as bench:
             (agent,) = await bench.add_agents(1)
 
-            def watching(self: Journal, facts: list[object]) -> None:
+            def watching(self: Journal, changes: list[object]) -> None:
                 acked_before_commit.append(agent.acked_seq)
-                append(self, facts)  # type: ignore[arg-type]
+                append(self, changes)  # type: ignore[arg-type]
                 committed.append(time.monotonic())
 
             monkeypatch.setattr(Journal, "append", watching)
@@ -164,7 +164,7 @@ def _spied(monkeypatch: pytest.MonkeyPatch) -> list[Turn]:
     turns: list[Turn] = []
     decide, handle, run = Decider.decide, Machine.handle, Effects.run
 
-    def deciding(self: Decider) -> tuple[list[Item], list[Fact]]:
+    def deciding(self: Decider) -> tuple[list[Item], list[StateChange]]:
         turns.append(Turn())
         return decide(self)
 
@@ -352,7 +352,7 @@ def _unacked(agents: list[FakeAgent]) -> bool:
     return any(agent.acked_seq < agent.sent_seq for agent in agents)
 
 
-def _count_facts(path: Path) -> int:
+def _count_changes(path: Path) -> int:
     with sqlite3.connect(path) as connection:
         count: int = connection.execute("select count(*) from facts").fetchone()[0]
     connection.close()

@@ -13,8 +13,8 @@ import pytest
 
 from checkpoint.storage.storage import Storage
 from controller import archive
-from controller.core.codec import decode_fact
-from controller.core.facts import JobPut, fold
+from controller.core.changes import JobPut, fold
+from controller.core.codec import decode_change
 from controller.store import database as database_module
 from controller.store.database import Database, DatabaseError
 from controller.store.journal import UnreadableJournalError
@@ -42,7 +42,7 @@ def test_journal_of_an_older_version_is_read_and_is_of_this_one_then(
     _write_rows(tmp_path / "j", lines, schema_version=1)
     with opened(tmp_path / "j") as journal:
         state = journal.load()
-        assert state == fold(decode_fact(json.loads(line)) for line in lines)
+        assert state == fold(decode_change(json.loads(line)) for line in lines)
         job = next(iter(state.jobs.values()))
         journal.take_over()
         assert _version(tmp_path / "j") == 1, "the version that wrote it could not go on with it"

@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import pytest
 
+from controller.core.changes import JobPut, NodePut
 from controller.core.edge.edge import Edge
 from controller.core.edge.listening import JUDGE_WITHIN_S
-from controller.core.facts import JobPut, NodePut
 from controller.core.records import JobRecord, NodeRecord
 from controller.core.states import JobState, NodeState
 from controller.rpc import job_views

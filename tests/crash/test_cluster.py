@@ -47,8 +47,8 @@ def test_training_that_loses_one_process_of_each_kind_has_the_same_losses(
     # The agent that commits dies: its node is lost, and with it half of the host memory.
     die(cluster, job_id, orders, CrashPoint.MANIFEST_STORED)
 
-    orders.give(CrashPoint.FACTS_KEPT)
-    orders.wait(CrashPoint.FACTS_KEPT)
+    orders.give(CrashPoint.CHANGES_KEPT)
+    orders.wait(CrashPoint.CHANGES_KEPT)
     process.kill()
     process.start()
     cluster.wait_state(job_id, "SUCCEEDED")

@@ -17,7 +17,7 @@ from tests.controller.fakes import FakeAgent, spec_document, until
 from tests.controller.processes import Controller, controller
 from tests.crash.orders import DEADLINE_S, Orders
 
-JOURNAL_POINTS = (CrashPoint.CHECKPOINT_HEARD, CrashPoint.FACTS_DECIDED, CrashPoint.FACTS_KEPT)
+JOURNAL_POINTS = (CrashPoint.CHECKPOINT_HEARD, CrashPoint.CHANGES_DECIDED, CrashPoint.CHANGES_KEPT)
 EFFECT_POINTS = (CrashPoint.EFFECTS_RUN,)
 POINTS = (*JOURNAL_POINTS, *EFFECT_POINTS)
 STEP = 4

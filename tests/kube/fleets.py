@@ -12,7 +12,7 @@ from typing import Any
 
 from controller.changes import Changes
 from controller.core import events as ev
-from controller.core.facts import State, fold
+from controller.core.changes import State, fold
 from controller.core.node_events import NodeDisconnected, NodeEvent
 from controller.core.records import NodeRecord
 from controller.kube.cluster import KubeCluster

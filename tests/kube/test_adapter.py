@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from controller.core.facts import fold
+from controller.core.changes import fold
 from controller.core.node_events import NodeClosed, NodeGone, NodeUncordonRequested
 from controller.kube import metrics, quarantine
 from controller.kube.api import KubeApi

@@ -35,6 +35,7 @@ from controller.core import (
     retention,
 )
 from controller.core import events as ev
+from controller.core.changes import CommandOpened
 from controller.core.context import Context
 from controller.core.edge import liveness
 from controller.core.edge.edge import Edge
@@ -42,7 +43,6 @@ from controller.core.edge.hangs import HangTable
 from controller.core.edge.liveness import LivenessTable
 from controller.core.edge.progress import ProgressTable
 from controller.core.effects import Persist, SendCommand
-from controller.core.facts import CommandOpened
 from controller.core.machine import Machine
 from controller.core.node_events import NodeJoined, NodeLate, NodeSilent, WorkerExited
 from controller.core.states import JobState
@@ -164,11 +164,11 @@ def _first_reporter(_: Any, facts: Any) -> Any:
     return () if failure is None or failure.node is None else (failure.node,)
 
 
-def _sent_unrecorded(record: Any, ctx: Context, fact: Any) -> None:
-    if not isinstance(fact, CommandOpened):
-        record(ctx, fact)
+def _sent_unrecorded(record: Any, ctx: Context, change: Any) -> None:
+    if not isinstance(change, CommandOpened):
+        record(ctx, change)
     else:
-        ctx.emit(SendCommand(command=fact.command))
+        ctx.emit(SendCommand(command=change.command))
 
 
 def _two_attempts(start: Any, ctx: Context, job: Any, reason: str) -> None:
@@ -184,15 +184,15 @@ def _of_any_attempt(exited: Any, ctx: Context, event: WorkerExited) -> None:
     exited(ctx, replace(event, attempt=job.attempt))
 
 
-def _careless(compacted: Any, facts: Iterable[Any]) -> Any:
-    written = compacted(facts)
+def _careless(compacted: Any, changes: Iterable[Any]) -> Any:
+    written = compacted(changes)
     return written if len(written) < 4 else written[:-1]
 
 
 _STARTS = {CommandKind.START: tuple(s for s in STEPS[CommandKind.START] if s is not Step.KILL)}
 
 CONTROLLER_BUGS = (
-    bug("a batch loses its last fact", (9,), around(journal, "compacted", _careless)),
+    bug("a batch loses its last change", (9,), around(journal, "compacted", _careless)),
     bug(
         "neither side ends the old workers before a start",
         (1,),

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from controller.core import events as ev
-from controller.core.facts import State
+from controller.core.changes import State
 from controller.core.kinds import Rung
 from controller.core.retention import Retention, expired
 from controller.core.states import JobState

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from controller.core.batches import compacted
-from controller.core.codec import decode_fact, encode_fact
-from controller.core.facts import Fact, IncidentGrown, State, fold
+from controller.core.changes import IncidentGrown, State, StateChange, fold
+from controller.core.codec import decode_change, encode_change
 from controller.core.written import CommandsClosed, CommandsOpened, RecordChanged
 from controller.sim.faults import SAFETY_S, plan_faults
 from controller.sim.journal import Journal
@@ -21,14 +21,16 @@ from controller.sim.world import World
 _BATCHES = (1, 2, 3, 8, 40, 256)
 
 
-def _facts_of(seed: int, monkeypatch: pytest.MonkeyPatch) -> list[Fact]:
+def _changes_of(seed: int, monkeypatch: pytest.MonkeyPatch) -> list[StateChange]:
     """All that a controller decided in a virtual day of faults."""
-    decided: list[Fact] = []
+    decided: list[StateChange] = []
     append = Journal.append
 
-    def noted(journal: Journal, facts: Sequence[Fact]) -> Iterator[tuple[Fact, Fact]]:
-        decided.extend(facts)
-        return append(journal, facts)
+    def noted(
+        journal: Journal, changes: Sequence[StateChange]
+    ) -> Iterator[tuple[StateChange, StateChange]]:
+        decided.extend(changes)
+        return append(journal, changes)
 
     monkeypatch.setattr(Journal, "append", noted)
     world = World(seed, draw_shape(Random(f"shape {seed}")), trace=False)
@@ -48,22 +50,22 @@ def _tables(state: State) -> list[list[tuple[object, object]]]:
 
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_batches_fold_into_what_was_decided(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts, random = _facts_of(seed, monkeypatch), Random(seed)
+    changes, random = _changes_of(seed, monkeypatch), Random(seed)
     whole, written = State(), State()
-    kinds: set[type[Fact]] = set()
+    kinds: set[type[StateChange]] = set()
     num_written = place = 0
-    while place < len(facts):
-        batch = facts[place : place + random.choice(_BATCHES)]
+    while place < len(changes):
+        batch = changes[place : place + random.choice(_BATCHES)]
         place += len(batch)
-        for fact in batch:
-            whole.apply(fact)
-        for fact in compacted(batch):
+        for change in batch:
+            whole.apply(change)
+        for change in compacted(batch):
             num_written += 1
-            kinds.add(type(fact))
-            written.apply(decode_fact(json.loads(json.dumps(encode_fact(fact)))))
+            kinds.add(type(change))
+            written.apply(decode_change(json.loads(json.dumps(encode_change(change)))))
         if random.random() < 0.02:
             assert _tables(written) == _tables(whole)
     assert _tables(written) == _tables(whole)
-    assert num_written < len(facts)
+    assert num_written < len(changes)
     assert {CommandsClosed, CommandsOpened, IncidentGrown, RecordChanged} <= kinds
-    assert _tables(fold(compacted(facts))) == _tables(whole)
+    assert _tables(fold(compacted(changes))) == _tables(whole)

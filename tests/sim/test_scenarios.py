@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 
 from controller.core import events as ev
+from controller.core.changes import fold
 from controller.core.context import Settings
 from controller.core.edge.progress import ProgressTable
-from controller.core.facts import fold
 from controller.core.kinds import Action
 from controller.core.node_events import (
     NodeCordonRequested,
@@ -33,7 +33,7 @@ N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")
 
 def _restarted(before: Driver, away_s: float) -> Driver:
     """The controller dies and comes back on its journal."""
-    after = Driver(fold(before.machine.state.as_facts()))
+    after = Driver(fold(before.machine.state.as_changes()))
     after.now_s = before.now_s + away_s
     after.send(ev.ControllerStarted(term=2))
     return after

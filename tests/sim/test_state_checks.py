@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from controller.core.facts import IncidentPut, State
+from controller.core.changes import IncidentPut, State
 from controller.core.records import IncidentRecord
 from controller.core.states import IncidentState
 from controller.sim.state_checks import is_same

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from controller.core.changes import State
 from controller.core.detections import HOST_CAUSES
 from controller.core.edge.reports import RanksByAttempt
 from controller.core.edge.settings import SettingsTable
 from controller.core.events import Detected, DetectionEnded, Event
-from controller.core.facts import State
 from controller.core.kinds import Cause
 from controller.core.node_events import NodeClosed
 from controller.core.records import JobRecord

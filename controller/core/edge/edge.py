@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import assert_never
 
+from controller.core.changes import JobPut, NodePut, State, StateChange
 from controller.core.edge.advance import AdvanceTable
 from controller.core.edge.detectors import Detectors
 from controller.core.edge.due import DueQueue
@@ -26,7 +27,6 @@ from controller.core.edge.liveness import Limits, LivenessTable
 from controller.core.edge.reports import RanksByAttempt, by_attempt, events_of, node_joined
 from controller.core.edge.settings import NO_JOB, JobSettings, SettingsOf, SettingsTable
 from controller.core.events import Detected, Event, JobStalled
-from controller.core.facts import Fact, JobPut, NodePut, State
 from controller.core.node_events import NodeClosed
 from controller.core.records import JobRecord
 from controller.core.states import AT_WORK, AWAY, TERMINAL, JobState
@@ -100,15 +100,15 @@ class Edge:
         for job_id in self._state.jobs:
             self._expect_job(job_id, now_s)
 
-    def refresh(self, facts: Iterable[Fact], now_s: float) -> list[NodeId]:
-        """These facts are part of the state: some things are over, and other limits may hold
+    def refresh(self, changes: Iterable[StateChange], now_s: float) -> list[NodeId]:
+        """These changes are part of the state: some things are over, and other limits may hold
         for the nodes that come back."""
         changed: dict[NodeId, None] = {}
-        for fact in facts:
-            if isinstance(fact, NodePut):
-                changed[fact.node.node] = None
-            elif isinstance(fact, JobPut):
-                self._expect_job(fact.job.job_id, now_s)
+        for change in changes:
+            if isinstance(change, NodePut):
+                changed[change.node.node] = None
+            elif isinstance(change, JobPut):
+                self._expect_job(change.job.job_id, now_s)
         for node in changed:
             record = self._state.nodes.get(node)
             # It may have been forgotten in the same turn.

@@ -6,8 +6,8 @@ a decision does not exist: orders are durable before any agent can act on them.
 
 from __future__ import annotations
 
+from controller.core.changes import State
 from controller.core.edge.rules import Reason
-from controller.core.facts import State
 from controller.core.records import JobRecord
 from outlast.ids import Attempt, JobId, NodeId
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Protocol
 
+from controller.core.changes import State
 from controller.core.edge.entitled import (
     MAX_UNKNOWN_WORKERS,
     is_present,
@@ -20,7 +21,6 @@ from controller.core.edge.entitled import (
 from controller.core.edge.fits import is_sound
 from controller.core.edge.rules import CLOCK_TOLERANCE_S, MAX_DURATION_S, Reason, Unfit
 from controller.core.edge.walk import PLANS, Check, keep
-from controller.core.facts import State
 from outlast.ids import CommandId, JobId, NodeId
 from outlast.v1 import agents_pb2
 

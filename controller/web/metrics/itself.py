@@ -21,7 +21,7 @@ BLIND = Gauge(
     "outlast_controller_blind", "1 while many nodes are silent at once and nothing is replaced"
 )
 ALERTS = Counter("outlast_alerts_total", "Alerts that the controller itself has raised for people")
-COMMIT = Histogram("outlast_journal_commit_seconds", "Time to make one batch of facts durable")
+COMMIT = Histogram("outlast_journal_commit_seconds", "Time to make one batch of changes durable")
 BAD_REPORTS = Counter(
     "outlast_controller_bad_reports_total",
     "Messages of agents, or parts of them, that were dropped or corrected, by reason",

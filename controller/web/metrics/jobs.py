@@ -1,4 +1,4 @@
-"""Jobs as the journal has them: facts, states, attempts."""
+"""Jobs as the journal has them: changes, states, attempts."""
 
 from __future__ import annotations
 

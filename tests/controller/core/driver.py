@@ -5,18 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from controller.core import events as ev
-from controller.core.context import Settings
-from controller.core.effects import (
-    Alert,
-    Effect,
-    EndSearch,
-    EvictNode,
-    Persist,
-    ProvisionNodes,
-    SearchFaults,
-    SendCommand,
-)
-from controller.core.facts import (
+from controller.core.changes import (
     AttemptPut,
     CheckpointStored,
     CheckpointWaited,
@@ -34,6 +23,17 @@ from controller.core.facts import (
     NodePut,
     RanksDone,
     State,
+)
+from controller.core.context import Settings
+from controller.core.effects import (
+    Alert,
+    Effect,
+    EndSearch,
+    EvictNode,
+    Persist,
+    ProvisionNodes,
+    SearchFaults,
+    SendCommand,
 )
 from controller.core.incident_cut import IncidentCut
 from controller.core.machine import Machine
@@ -55,9 +55,9 @@ from outlast.ids import Attempt, CommandId, JobId, NodeId
 
 JOB = JobId("job")
 START_S = 1000.0
-# Facts that the journal makes of several.
+# Changes that the journal makes of several.
 _WRITTEN = (CommandsOpened, CommandsClosed, RecordChanged)
-# Facts with which nothing comes into another state.
+# Changes with which nothing comes into another state.
 _STATELESS = (
     AttemptPut,
     JobExplained,
@@ -74,20 +74,20 @@ _STATELESS = (
 
 
 def story(effects: list[Effect], reported: dict[str, str]) -> list[str]:
-    """One line for each effect and for each fact that changes where something stands.
+    """One line for each effect and for each change that changes where something stands.
 
     `reported` has the last line of each job, node and incident, and is brought up to date.
     """
     lines: list[str] = []
     for effect in effects:
         match effect:
-            case Persist(facts=facts):
+            case Persist(changes=changes):
                 assert effect is effects[0], "the journal comes first"
-                for fact in facts:
-                    if isinstance(fact, _STATELESS):
+                for change in changes:
+                    if isinstance(change, _STATELESS):
                         continue  # An attempt's beginning is in the job's own line.
-                    assert not isinstance(fact, _WRITTEN), "only the journal has these"
-                    line = _fact_line(fact)
+                    assert not isinstance(change, _WRITTEN), "only the journal has these"
+                    line = _change_line(change)
                     subject = line.split()[0]
                     if reported.get(subject) != line:
                         lines.append(line)
@@ -110,10 +110,10 @@ def story(effects: list[Effect], reported: dict[str, str]) -> list[str]:
     return lines
 
 
-def _fact_line(
-    fact: JobPut | NodePut | NodeForgotten | IncidentPut | CommandOpened | CommandClosed,
+def _change_line(
+    change: JobPut | NodePut | NodeForgotten | IncidentPut | CommandOpened | CommandClosed,
 ) -> str:
-    match fact:
+    match change:
         case JobPut(job=job):
             return f"{job.job_id} {job.state} a{job.attempt}"
         case NodePut(node=node):

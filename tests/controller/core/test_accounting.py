@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from controller.core import accounting, cost
 from controller.core import events as ev
 from controller.core.accounting import Account, Part
-from controller.core.codec import decode_fact, encode_fact
-from controller.core.facts import IncidentPut
+from controller.core.changes import IncidentPut
+from controller.core.codec import decode_change, encode_change
 from controller.core.records import IncidentRecord
 from controller.core.states import JobState
 from tests.controller.core.driver import JOB, Driver
@@ -134,11 +134,11 @@ def test_other_words_in_a_timeline_change_no_cost(phase: str) -> None:
 
 def test_an_incident_of_a_journal_without_states_in_its_timeline_costs_the_same() -> None:
     driver = _recovered()
-    written = json.loads(json.dumps(encode_fact(IncidentPut(incident=driver.incident()))))
+    written = json.loads(json.dumps(encode_change(IncidentPut(incident=driver.incident()))))
     for entry in written["incident"]["timeline"]:
         # As it was written before.
         del entry["state"], entry["is_verdict"]
-    assert decode_fact(written) == IncidentPut(incident=driver.incident())
+    assert decode_change(written) == IncidentPut(incident=driver.incident())
 
 
 def test_waits_for_checkpoints_are_counted_as_commits_tell_of_them() -> None:

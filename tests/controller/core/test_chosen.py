@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.core import events as ev
-from controller.core.codec import decode_fact, encode_fact
-from controller.core.facts import JobPut
+from controller.core.changes import JobPut
+from controller.core.codec import decode_change, encode_change
 from controller.core.kinds import Action
 from controller.core.node_events import NodeCordonRequested
 from controller.core.orders import StartWorkers
@@ -149,12 +149,12 @@ def test_damage_is_tried_once_for_each_time_that_a_person_resumes() -> None:
 def test_an_older_journal_has_no_choices_and_a_new_one_keeps_them() -> None:
     driver = paused()
     choose(driver, 40, url="s3://bucket/other", url_step=7)
-    written = encode_fact(JobPut(job=driver.job()))
-    assert decode_fact(written) == JobPut(job=driver.job())
+    written = encode_change(JobPut(job=driver.job()))
+    assert decode_change(written) == JobPut(job=driver.job())
     assert isinstance(written, dict)
     assert isinstance(written["job"], dict)
     del written["job"]["chosen"]
-    read = decode_fact(written)
+    read = decode_change(written)
     assert isinstance(read, JobPut)
     assert read.job.chosen == ()
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from controller.core.changes import JobPruned, JobPut, NodeForgotten, NodePut, State
 from controller.core.edge.due import DueQueue
 from controller.core.edge.edge import Edge
 from controller.core.edge.hangs import HangTable
 from controller.core.edge.settings import JobSettings, SettingsTable
 from controller.core.events import Event, JobAdvanced, JobStalled
-from controller.core.facts import JobPruned, JobPut, NodeForgotten, NodePut, State
 from controller.core.node_events import NodeHeard, NodeLate
 from controller.core.records import JobRecord
 from controller.core.states import JobState
@@ -43,9 +43,9 @@ class _Training:
 
     def put(self, **changes: object) -> None:
         """The machine has decided something about the job."""
-        fact = JobPut(job=replace(self.job, **changes))  # type: ignore[arg-type]
-        self.state.apply(fact)
-        self.edge.refresh([fact], 0.0)
+        change = JobPut(job=replace(self.job, **changes))  # type: ignore[arg-type]
+        self.state.apply(change)
+        self.edge.refresh([change], 0.0)
 
     def beat(self, node: NodeId, step: int, now_s: float) -> list[Event]:
         summary = agents_pb2.RankSummary(
@@ -196,11 +196,11 @@ def test_what_came_before_a_mistake_with_one_job_is_told_all_the_same(
 def test_what_is_forgotten_in_the_turn_in_which_it_changed_is_expected_no_more() -> None:
     training = _Training()
     node, job = training.state.nodes[N1], training.job
-    facts = [NodePut(node=node), JobPut(job=replace(job, state=JobState.FAILED))]
+    changes = [NodePut(node=node), JobPut(job=replace(job, state=JobState.FAILED))]
     gone = [NodeForgotten(node=N1), JobPruned(job_id=JOB, incidents=())]
-    for fact in (*facts, *gone):
-        training.state.apply(fact)
-    assert training.edge.refresh([*facts, *gone], 0.0) == [N1]
+    for change in (*changes, *gone):
+        training.state.apply(change)
+    assert training.edge.refresh([*changes, *gone], 0.0) == [N1]
     assert training.edge.heard_s(N1) is None
     assert training.stalls(1000.0) == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from controller.core import events as ev
 from controller.core.accounting import Part, totals
 from controller.core.attempt_record import NodeStart
-from controller.core.facts import fold
+from controller.core.changes import fold
 from controller.core.kinds import Rung
 from controller.core.orders import StartWorkers
 from controller.core.records import Size
@@ -281,7 +281,7 @@ def test_resumed_job_goes_on_smaller_and_a_new_one_waits() -> None:
 def test_controller_that_restarts_waits_until_its_agents_have_come_back() -> None:
     before = elastic()
     lose(before, "n2")
-    driver = Driver(fold(before.machine.state.as_facts()))
+    driver = Driver(fold(before.machine.state.as_changes()))
     driver.now_s = before.now_s + 2 * AFTER_S
     driver.send(ev.ControllerStarted(term=2))
     driver.send(ev.TimePassed())

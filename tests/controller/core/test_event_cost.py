@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 from controller.core import events as ev
-from controller.core.facts import IncidentPut, JobPut, fold
+from controller.core.changes import IncidentPut, JobPut, fold
 from controller.core.node_events import NodeDisconnected, NodeHeard, NodeLate
 from controller.core.states import JobState
 from outlast.ids import JobId, NodeId, incident_id
@@ -30,13 +30,13 @@ def _ended() -> Driver:
 def _after(num_jobs: int) -> Driver:
     """A job that trains after so many others."""
     template = _ended()
-    facts = []
+    changes = []
     for number in range(num_jobs):
         name = JobId(f"old-{number}")
-        facts.append(JobPut(job=replace(template.job(), job_id=name, request_id=name)))
+        changes.append(JobPut(job=replace(template.job(), job_id=name, request_id=name)))
         incident = replace(template.incident(), job=name, incident=incident_id(name, 1))
-        facts.append(IncidentPut(incident=incident))
-    return Driver(fold(facts)).running()
+        changes.append(IncidentPut(incident=incident))
+    return Driver(fold(changes)).running()
 
 
 def _lines_run(driver: Driver) -> int:

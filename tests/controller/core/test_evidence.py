@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from controller.core.changes import State
 from controller.core.evidence import MAX_ALIKE, MAX_TRACEBACKS, with_sign
-from controller.core.facts import State
 from controller.core.kinds import EvidenceKind
 from controller.core.node_events import NodeDisconnected, NodeJoined, NodeLate, NodeLost
 from controller.core.records import Evidence

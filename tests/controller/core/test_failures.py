@@ -9,8 +9,8 @@ import pytest
 
 from controller.core import events as ev
 from controller.core.causes import cause_of
-from controller.core.codec import decode_fact, encode_fact
-from controller.core.facts import Fact, IncidentPut
+from controller.core.changes import IncidentPut, StateChange
+from controller.core.codec import decode_change, encode_change
 from controller.core.kinds import Action, Cause
 from controller.core.records import Evidence
 from controller.core.states import JobState
@@ -68,23 +68,23 @@ def test_a_start_that_failed_is_of_a_class_by_the_kind_of_its_error(kind: ErrorK
 
 
 def _as_written(driver: Driver) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fact of the driver's incident in a journal, and its first sign in there."""
-    fact = json.loads(json.dumps(encode_fact(IncidentPut(incident=driver.incident()))))
-    return fact, fact["incident"]["evidence"][0]
+    """The change of the driver's incident in a journal, and its first sign in there."""
+    change = json.loads(json.dumps(encode_change(IncidentPut(incident=driver.incident()))))
+    return change, change["incident"]["evidence"][0]
 
 
-def _first_sign(fact: Fact) -> Evidence:
-    assert isinstance(fact, IncidentPut)
-    return fact.incident.evidence[0]
+def _first_sign(change: StateChange) -> Evidence:
+    assert isinstance(change, IncidentPut)
+    return change.incident.evidence[0]
 
 
 def test_a_class_of_another_version_is_read_as_unknown() -> None:
     driver = Driver().running()
     driver.send(driver.exited(0))
-    fact, sign = _as_written(driver)
+    change, sign = _as_written(driver)
     assert sign["fault_class"] == "killed_by_signal"
     sign["fault_class"] = "melted"
-    assert _first_sign(decode_fact(fact)).fault_class is FailureClass.UNKNOWN
+    assert _first_sign(decode_change(change)).fault_class is FailureClass.UNKNOWN
 
 
 def test_what_a_detector_found_is_read_from_a_journal_that_has_it_as_a_class() -> None:
@@ -99,9 +99,9 @@ def test_what_a_detector_found_is_read_from_a_journal_that_has_it_as_a_class() -
         at_s=driver.now_s,
     )
     driver.send(found)
-    fact, sign = _as_written(driver)
+    change, sign = _as_written(driver)
     assert (sign["detected"], sign["fault_class"]) == ("straggler", "")
     # As it was written before.
     del sign["detected"]
     sign["fault_class"] = "straggler"
-    assert decode_fact(fact) == IncidentPut(incident=driver.incident())
+    assert decode_change(change) == IncidentPut(incident=driver.incident())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from controller.core import events as ev
+from controller.core.changes import NodePut, fold
 from controller.core.context import Settings
-from controller.core.facts import NodePut, fold
 from controller.core.node_events import (
     NodeBack,
     NodeClosed,
@@ -123,7 +123,7 @@ def test_blindness_that_heals_costs_nothing() -> None:
 
 def test_a_restarted_controller_adopts_what_runs() -> None:
     before = Driver().running()
-    after = Driver(fold(before.machine.state.as_facts()))
+    after = Driver(fold(before.machine.state.as_changes()))
     after.now_s = before.now_s + 30.0
     assert after.send(ev.ControllerStarted(term=2)) == []
     for number, rank in ((1, 0), (2, 1)):
@@ -136,7 +136,7 @@ def test_a_restarted_controller_adopts_what_runs() -> None:
 
 def test_an_agent_that_has_not_come_back_after_a_restart_is_no_second_sign() -> None:
     before = Driver().running()
-    after = Driver(fold(before.machine.state.as_facts()))
+    after = Driver(fold(before.machine.state.as_changes()))
     after.now_s = before.now_s + 30.0
     after.send(ev.ControllerStarted(term=2))
     # The cluster is read within a moment, agents need seconds to dial again.
@@ -153,7 +153,7 @@ def test_an_agent_that_has_not_come_back_after_a_restart_is_no_second_sign() -> 
 def test_a_restarted_controller_judges_nobody_before_reality_is_known() -> None:
     before = Driver().running()
     before.send(before.exited(0))
-    after = Driver(fold(before.machine.state.as_facts()))
+    after = Driver(fold(before.machine.state.as_changes()))
     # The stop order's patience ended while no controller was there.
     after.now_s = before.now_s + 3600.0
     assert after.send(ev.ControllerStarted(term=2)) == []
@@ -365,7 +365,7 @@ def test_a_retired_node_is_forgotten_with_all_that_was_held_against_it() -> None
     assert driver.machine.why_not_forgotten(NodeId("n2")) == ""
     assert driver.send(forget) == ["n2 forgotten"]
     assert NodeId("n2") not in driver.machine.state.nodes
-    assert fold(driver.machine.state.as_facts()) == driver.machine.state
+    assert fold(driver.machine.state.as_changes()) == driver.machine.state
     assert driver.machine.why_not_forgotten(NodeId("n2")) == "it is not there"
     # It may come back, as a node that nobody has seen before.
     driver.join("n2")

@@ -12,12 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core.batches import compacted
-from controller.core.codec import decode_fact, encode_fact
-from controller.core.facts import (
+from controller.core.changes import (
     AttemptPut,
     CommandClosed,
     CommandOpened,
-    Fact,
     IncidentPut,
     JobExplained,
     JobPut,
@@ -25,9 +23,11 @@ from controller.core.facts import (
     NodePut,
     RanksDone,
     State,
+    StateChange,
     fold,
     growth,
 )
+from controller.core.codec import decode_change, encode_change
 from controller.core.orders import CommandRecord, StartWorkers, StopWorkers
 from controller.core.records import TimelineEntry
 from controller.core.states import IncidentState, JobState, NodeState
@@ -39,12 +39,12 @@ COMMANDS = (StartWorkers(), StopWorkers(graceful=True, timeout_s=1.0))
 
 
 @cache
-def _begun() -> tuple[Fact, ...]:
+def _begun() -> tuple[StateChange, ...]:
     """A job after its first fault."""
     driver = Driver().running()
     driver.join("n3")
     driver.send(driver.exited(0))
-    return tuple(driver.machine.state.as_facts())
+    return tuple(driver.machine.state.as_changes())
 
 
 _STEPS = st.lists(
@@ -64,7 +64,7 @@ _STEPS = st.lists(
 )
 
 
-def _fact(state: State, step: tuple[str, Any, int]) -> Fact | None:
+def _change(state: State, step: tuple[str, Any, int]) -> StateChange | None:
     """What the machine records for a step: a record with what it was before."""
     what, value, number = step
     job = state.jobs[JOB]
@@ -122,20 +122,20 @@ def _tables(state: State) -> list[list[tuple[object, object]]]:
     ]
 
 
-def _read_back(facts: Iterable[Fact]) -> list[Fact]:
-    return [decode_fact(json.loads(json.dumps(encode_fact(fact)))) for fact in facts]
+def _read_back(changes: Iterable[StateChange]) -> list[StateChange]:
+    return [decode_change(json.loads(json.dumps(encode_change(change)))) for change in changes]
 
 
 @given(_STEPS)
 def test_batches_fold_into_what_was_decided(steps: list[tuple[str, Any, int]]) -> None:
     begun = _read_back(_begun())
     decided, written = fold(begun), fold(begun)
-    batch: list[Fact] = []
+    batch: list[StateChange] = []
     for step in [*steps, ("end of batch", "", 0)]:
-        fact = _fact(decided, step)
-        if fact is not None:
-            decided.apply(fact)
-            batch.append(fact)
+        change = _change(decided, step)
+        if change is not None:
+            decided.apply(change)
+            batch.append(change)
             continue
         for lean in _read_back(compacted(batch)):
             written.apply(lean)
@@ -155,8 +155,8 @@ def test_a_snapshot_of_open_orders_has_one_row_for_all_nodes() -> None:
     driver.answer_all("/suite/")
     state = driver.machine.state
     assert sum(isinstance(each.command, StartWorkers) for each in state.commands.values()) == 100
-    facts = compacted(state.as_facts())
+    changes = compacted(state.as_changes())
     # Of the job, its attempt, the orders, and each node.
-    assert len(facts) == 103
-    assert any(isinstance(fact, AttemptPut) for fact in facts)
-    assert _tables(fold(_read_back(facts))) == _tables(state)
+    assert len(changes) == 103
+    assert any(isinstance(change, AttemptPut) for change in changes)
+    assert _tables(fold(_read_back(changes))) == _tables(state)

@@ -15,8 +15,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from controller.core.codec import decode_fact, encode_fact
-from controller.core.facts import Fact, NodePut
+from controller.core.changes import NodePut, StateChange
+from controller.core.codec import decode_change, encode_change
 from controller.core.older_journals import DROPPED, RENAMED
 from controller.core.records import NodeRecord
 from controller.core.states import NodeState
@@ -27,7 +27,7 @@ NAMES = Path(__file__).parent / "journals" / "names.json"
 
 
 def _written() -> dict[str, type]:
-    """Every record that a fact can have in it, by name."""
+    """Every record that a change can have in it, by name."""
     found: dict[str, type] = {}
 
     def visit(kind: Any) -> None:
@@ -39,7 +39,7 @@ def _written() -> dict[str, type]:
             for hint in get_type_hints(kind).values():
                 visit(hint)
 
-    visit(Fact)
+    visit(StateChange)
     return found
 
 
@@ -89,13 +89,13 @@ def test_a_renamed_field_is_read_from_older_rows(monkeypatch: pytest.MonkeyPatch
         rendezvous_port=0,
         workers=1,
     )
-    data = json.loads(json.dumps(encode_fact(NodePut(node=node))))
+    data = json.loads(json.dumps(encode_change(NodePut(node=node))))
     data["node"]["mood"] = data["node"].pop("reason")
     change = {"is": "RecordChanged", "node": "n1", "values": {"mood": "good"}}
     with pytest.raises(ValueError, match=r"NodeRecord\.mood is no field"):
-        decode_fact(data)
+        decode_change(data)
     monkeypatch.setitem(RENAMED, NodeRecord, {"mood": "reason"})
-    assert decode_fact(data) == NodePut(node=node)
-    assert decode_fact(change) == RecordChanged(
+    assert decode_change(data) == NodePut(node=node)
+    assert decode_change(change) == RecordChanged(
         kind=RecordKind.NODE, key="n1", values=(("reason", "good"),)
     )

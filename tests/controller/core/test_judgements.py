@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from controller.core.changes import JobPut, RanksDone, State
 from controller.core.edge.edge import BEFORE_DEADLINE_S, Edge
 from controller.core.edge.judgement import HangJudgement, HangSign
 from controller.core.edge.settings import JobSettings
 from controller.core.events import Event, JobStalled
-from controller.core.facts import JobPut, RanksDone, State
 from controller.core.records import JobRecord
 from controller.core.states import JobState
 from outlast.ids import Attempt, NodeId
@@ -38,9 +38,9 @@ class _Training:
 
     def put(self, **changes: object) -> None:
         """The machine has decided something about the job."""
-        fact = JobPut(job=replace(self.job, **changes))  # type: ignore[arg-type]
-        self.state.apply(fact)
-        self.edge.refresh([fact], 0.0)
+        change = JobPut(job=replace(self.job, **changes))  # type: ignore[arg-type]
+        self.state.apply(change)
+        self.edge.refresh([change], 0.0)
 
     def beat(
         self, node: NodeId, now_s: float, *, stalled_s: float, state: str = "S", step: int = 5

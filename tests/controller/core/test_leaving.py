@@ -6,7 +6,7 @@ import pytest
 
 from controller.core import events as ev
 from controller.core import leaving
-from controller.core.facts import fold
+from controller.core.changes import fold
 from controller.core.kinds import Cause, EvidenceKind, Rung
 from controller.core.node_events import (
     NodeCordonRequested,
@@ -49,7 +49,7 @@ def join(driver: Driver, node: str, incarnation: str, predecessor: str = "") -> 
 
 def restarted(before: Driver, away_s: float = 60.0) -> Driver:
     """The controller ends and comes back on its journal."""
-    after = Driver(fold(before.machine.state.as_facts()))
+    after = Driver(fold(before.machine.state.as_changes()))
     after.now_s = before.now_s + away_s
     after.send(ev.ControllerStarted(term=2))
     return after
@@ -105,7 +105,7 @@ def test_agent_that_is_stopped_again_and_again_under_a_job_is_named_and_not_blam
     assert leaving.note(driver.node("n2"), driver.now_s) == ""
     assert_untouched(driver)
     # As it goes on, and is over an hour after.
-    assert fold(driver.machine.state.as_facts()) == driver.machine.state
+    assert fold(driver.machine.state.as_changes()) == driver.machine.state
     assert leaving.note(driver.node("n1"), driver.now_s + leaving.STOPS_WINDOW_S) == ""
 
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from controller.core import events as ev
 from controller.core.batches import compacted
-from controller.core.codec import decode_fact, encode_fact
+from controller.core.changes import IncidentPut, fold
+from controller.core.codec import decode_change, encode_change
 from controller.core.edge.entitled import Reason, refusal
 from controller.core.effects import Persist
-from controller.core.facts import IncidentPut, fold
 from controller.core.incident_cut import BEGINNING
 from controller.core.node_events import NodeReleased
 from controller.core.records import TimelineEntry
@@ -65,7 +65,7 @@ def _sizes(driver: Driver) -> dict[str, int]:
     """What might grow, rows of a snapshot and their bytes among it."""
     machine = driver.machine
     state, ctx = machine.state, machine._ctx
-    rows = [json.dumps(encode_fact(fact)) for fact in compacted(state.as_facts())]
+    rows = [json.dumps(encode_change(change)) for change in compacted(state.as_changes())]
     tables = {
         "nodes": state.nodes,
         "incidents": state.incidents,
@@ -96,8 +96,8 @@ def _grown(limits: Retention, half: int) -> tuple[dict[str, int], int, int]:
         _expire(driver, limits)
         if number in (half - 1, 2 * half - 1):
             sizes.append(_sizes(driver))
-            facts = compacted(driver.machine.state.as_facts())
-            num_bytes.append(sum(len(json.dumps(encode_fact(fact))) for fact in facts))
+            changes = compacted(driver.machine.state.as_changes())
+            num_bytes.append(sum(len(json.dumps(encode_change(change))) for change in changes))
             gc.collect()
             objects.append(len(gc.get_objects()))
     middle, end = sizes
@@ -152,7 +152,7 @@ def test_former_nodes_go_by_age_and_number_oldest_first() -> None:
     assert due.nodes == ("a", "b", "c")
     driver.send(ev.RecordsExpired(nodes=(*due.nodes, NodeId("connected"), NodeId("unknown"))))
     assert list(state.nodes) == ["connected"]
-    assert fold(state.as_facts()) == state
+    assert fold(state.as_changes()) == state
 
 
 def test_lines_and_signs_go_by_age_and_number_and_the_beginning_stays() -> None:
@@ -169,7 +169,7 @@ def test_lines_and_signs_go_by_age_and_number_and_the_beginning_stays() -> None:
     by_age = Retention(incident_lines_days=1.0)
     (cut,) = expired(driver.machine.state, by_age, 86_400.0 + 120.0).cuts
     assert (cut.lines, cut.signs) == (20, 20)
-    facts = driver.machine.state.as_facts()
+    changes = driver.machine.state.as_changes()
     (persist,) = driver.machine.handle(ev.RecordsExpired(cuts=(cut,)), driver.now_s)
     assert isinstance(persist, Persist)
     left = driver.incident()
@@ -179,13 +179,15 @@ def test_lines_and_signs_go_by_age_and_number_and_the_beginning_stays() -> None:
     longer = replace(left, timeline=(*left.timeline, lines[0]))
     batch = [
         IncidentPut(incident=replace(grown, reason="before"), before=grown),
-        *persist.facts,
+        *persist.changes,
         IncidentPut(
             incident=replace(longer, reason="before"), before=replace(left, reason="before")
         ),
     ]
-    read = [decode_fact(json.loads(json.dumps(encode_fact(fact)))) for fact in compacted(batch)]
-    assert fold([*facts, *read]).incidents == fold([*facts, *batch]).incidents
+    read = [
+        decode_change(json.loads(json.dumps(encode_change(change)))) for change in compacted(batch)
+    ]
+    assert fold([*changes, *read]).incidents == fold([*changes, *batch]).incidents
 
 
 def test_a_forgotten_node_leaves_nothing_in_jobs_that_go_on() -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from controller.core import events as ev
+from controller.core.changes import fold
 from controller.core.effects import Persist, SendCommand
-from controller.core.facts import fold
 from controller.core.kinds import Action, Cause, NonFiniteAgain, Rung
 from controller.core.node_events import NodeFound
 from controller.core.states import IncidentState, JobState, NodeState
@@ -100,7 +100,7 @@ def test_what_is_left_out_is_in_the_journal_before_workers_hear_of_it() -> None:
     starts = [effect.start for effect in batch if isinstance(effect, SendCommand)]
     skipped = [None if start is None else start.attempt.skipped for start in starts]
     assert skipped == [driver.job().skipped] * 2
-    assert fold(driver.machine.state.as_facts()).jobs[JOB].skipped == driver.job().skipped
+    assert fold(driver.machine.state.as_changes()).jobs[JOB].skipped == driver.job().skipped
 
 
 def test_a_rollback_leaves_out_the_steps_before_as_well() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from controller.core import events as ev
 from controller.core.batches import compacted
-from controller.core.codec import decode_fact, encode_fact
+from controller.core.changes import IncidentPut, JobPut, State, fold
+from controller.core.codec import decode_change, encode_change
 from controller.core.effects import Persist
-from controller.core.facts import IncidentPut, JobPut, State, fold
 from controller.core.records import JobRecord
 from controller.core.retention import Expired, Retention, expired, may_prune
 from controller.core.states import JobState
@@ -87,11 +87,11 @@ def test_a_job_stays_while_a_node_has_not_forgotten_it() -> None:
 
 def test_a_deleted_job_leaves_nothing_and_its_name_is_free() -> None:
     driver = _ended()
-    before = fold(driver.machine.state.as_facts())
+    before = fold(driver.machine.state.as_changes())
     (persist,) = driver.machine.handle(ev.RecordsExpired(jobs=(JOB,)), driver.now_s)
     assert isinstance(persist, Persist)
-    for fact in compacted(persist.facts):
-        before.apply(decode_fact(json.loads(json.dumps(encode_fact(fact)))))
+    for change in compacted(persist.changes):
+        before.apply(decode_change(json.loads(json.dumps(encode_change(change)))))
     state = driver.machine.state
     assert before == state
     assert (state.jobs, state.incidents, state.attempts, state.done) == ({}, {}, {}, {})
@@ -108,12 +108,14 @@ def test_a_deleted_job_leaves_nothing_and_its_name_is_free() -> None:
 
 def test_a_deleted_job_is_gone_within_one_batch_too() -> None:
     driver = _ended()
-    facts = [
-        fact for fact in driver.machine.state.as_facts() if isinstance(fact, JobPut | IncidentPut)
+    changes = [
+        change
+        for change in driver.machine.state.as_changes()
+        if isinstance(change, JobPut | IncidentPut)
     ]
     (persist,) = driver.machine.handle(ev.RecordsExpired(jobs=(JOB,)), driver.now_s)
     assert isinstance(persist, Persist)
-    again = [*facts, *persist.facts, *facts]
+    again = [*changes, *persist.changes, *changes]
     assert fold(compacted(again)) == fold(again)
 
 
@@ -124,7 +126,7 @@ def _with_incidents(count: int) -> tuple[JobRecord, Driver]:
     driver.answer_all("/start/")
     driver.advanced(20, 10)
     first = driver.incident()
-    state = fold(driver.machine.state.as_facts())
+    state = fold(driver.machine.state.as_changes())
     for number in range(2, count + 1):
         state.apply(IncidentPut(incident=replace(first, incident=incident_id(JOB, number))))
     job = replace(state.jobs[JOB], num_incidents=count)

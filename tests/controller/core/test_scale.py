@@ -9,9 +9,9 @@ import pytest
 
 from controller.core import events as ev
 from controller.core import looks, misfit
-from controller.core.codec import decode_fact, encode_fact
+from controller.core.changes import State, StateChange, fold
+from controller.core.codec import decode_change, encode_change
 from controller.core.effects import Effect, Persist
-from controller.core.facts import Fact, State, fold
 from controller.core.naming import MOST_NAMES, names
 from controller.core.node_events import (
     NodeDisconnected,
@@ -33,19 +33,19 @@ ANSWER_BYTES = 1_500
 
 
 class Ledger(Driver):
-    """Notes the facts of each event, as a journal would have them."""
+    """Notes the changes of each event, as a journal would have them."""
 
     def __init__(self, state: State | None = None) -> None:
         super().__init__(state)
-        self.facts: list[Fact] = []
+        self.changes: list[StateChange] = []
         self.bytes_by_event: list[tuple[ev.Event, int]] = []
         handle = self.machine.handle
 
         def noting(event: ev.Event, now_s: float) -> list[Effect]:
             effects = handle(event, now_s)
-            facts = [f for e in effects if isinstance(e, Persist) for f in e.facts]
-            self.facts += facts
-            size = sum(len(json.dumps(encode_fact(fact))) for fact in facts)
+            changes = [f for e in effects if isinstance(e, Persist) for f in e.changes]
+            self.changes += changes
+            size = sum(len(json.dumps(encode_change(change))) for change in changes)
             self.bytes_by_event.append((event, size))
             return effects
 
@@ -81,7 +81,7 @@ def test_answers_of_a_large_job_are_journalled_by_themselves() -> None:
     driver.answer_all("/forget/")
     assert max(driver.sizes(ev.CommandFinished)) < ANSWER_BYTES
     assert driver.job().held_by == ()
-    assert fold(driver.facts) == driver.machine.state
+    assert fold(driver.changes) == driver.machine.state
 
 
 def test_nodes_that_join_while_a_job_waits_journal_why_and_not_the_job() -> None:
@@ -91,7 +91,7 @@ def test_nodes_that_join_while_a_job_waits_journal_why_and_not_the_job() -> None
         driver.join(f"n{number}")
     assert max(driver.sizes(NodeJoined)) < ANSWER_BYTES
     assert f"has {NUM_NODES - 1} " in driver.job().reason
-    assert fold(driver.facts) == driver.machine.state
+    assert fold(driver.changes) == driver.machine.state
 
 
 def test_job_that_waits_for_thousands_of_nodes_seldom_looks_at_all_of_them(
@@ -141,7 +141,7 @@ def test_job_that_waits_takes_the_last_node_in_the_moment_in_which_it_joins() ->
 def test_ranks_that_are_done_survive_a_snapshot_and_end_with_their_attempt() -> None:
     driver = Driver().running()
     driver.send(driver.exited(1, code=0, detail="done", fault_class=""))
-    snapshot = fold(driver.machine.state.as_facts())
+    snapshot = fold(driver.machine.state.as_changes())
     assert snapshot == driver.machine.state
     assert snapshot.done == {JOB: {1: None}}
     driver.send(driver.exited(0))
@@ -152,11 +152,11 @@ def test_ranks_that_are_done_survive_a_snapshot_and_end_with_their_attempt() -> 
 
 @pytest.mark.parametrize("name", ["whole_jobs.jsonl", "whole_jobs_snapshot.jsonl"])
 def test_a_journal_with_whole_jobs_goes_on(name: str) -> None:
-    """Written by the version before answers were facts of their own: a job of whose ranks one
+    """Written by the version before answers were changes of their own: a job of whose ranks one
     is done, one of whose two nodes one is checked, one that one of two nodes has forgotten."""
     lines = (JOURNALS / name).read_text().splitlines()
     assert all(json.loads(line)["is"] not in ("RanksDone", "NodeChecked") for line in lines)
-    driver = Driver(fold(decode_fact(json.loads(line)) for line in lines))
+    driver = Driver(fold(decode_change(json.loads(line)) for line in lines))
     state = driver.machine.state
     assert state.done == {JOB: {1: None}}
     assert state.jobs[JobId("checked")].unchecked == ("n4",)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from controller.core import events as ev
+from controller.core.changes import fold
 from controller.core.effects import SearchFaults
-from controller.core.facts import fold
 from controller.core.kinds import Cause
 from controller.core.states import JobState, NodeState
 from tests.controller.core.driver import JOB, Driver
@@ -82,7 +82,7 @@ def test_results_of_another_search_are_dropped() -> None:
 def test_a_search_is_asked_for_once_and_again_by_the_next_controller() -> None:
     driver = diagnosing()
     assert driver.send(ev.TimePassed()) == []
-    again = Driver(fold(driver.machine.state.as_facts()))
+    again = Driver(fold(driver.machine.state.as_changes()))
     again.now_s = driver.now_s
     again.send(ev.ControllerStarted(term=2))
     # Not before the agents have had their time to come back.
@@ -150,7 +150,7 @@ def test_a_search_whose_job_restarts_without_it_is_ended() -> None:
 def test_a_search_asked_for_again_has_what_is_left_of_the_patience() -> None:
     driver = diagnosing()
     driver.now_s += 400.0
-    again = Driver(fold(driver.machine.state.as_facts()))
+    again = Driver(fold(driver.machine.state.as_changes()))
     again.now_s = driver.now_s
     again.send(ev.ControllerStarted(term=2))
     for node in ("n1", "n2"):

@@ -9,9 +9,9 @@ import pytest
 
 from controller.core import events as ev
 from controller.core.attempt_record import AttemptRecord, NodeStart
-from controller.core.codec import decode_fact, encode_fact
+from controller.core.changes import AttemptPut, CommandOpened, fold
+from controller.core.codec import decode_change, encode_change
 from controller.core.effects import SendCommand
-from controller.core.facts import AttemptPut, CommandOpened, fold
 from controller.core.node_events import NodeJoined, WorkerStatus
 from controller.core.orders import StartWorkers
 from controller.core.states import JobState
@@ -34,7 +34,7 @@ def _starting(nodes: int) -> Driver:
 def _order_bytes(driver: Driver) -> int:
     """The longest start order in the journal."""
     return max(
-        len(json.dumps(encode_fact(CommandOpened(command=record))))
+        len(json.dumps(encode_change(CommandOpened(command=record))))
         for record in driver.machine.state.commands.values()
         if isinstance(record.command, StartWorkers)
     )
@@ -70,7 +70,7 @@ def test_a_start_order_is_as_long_whatever_the_number_of_nodes() -> None:
 
 def test_a_later_controller_repeats_an_order_with_all_that_it_needs() -> None:
     before = _starting(3)
-    after = Driver(fold(before.machine.state.as_facts()))
+    after = Driver(fold(before.machine.state.as_changes()))
     after.send(ev.ControllerStarted(term=2))
     (attempt,) = _rejoined(after, "n001")
     assert attempt is not None
@@ -85,7 +85,7 @@ def test_orders_of_a_journal_that_has_them_whole_are_sent_again(name: str) -> No
     copies, and each answer: a start of three nodes, of which one has answered."""
     lines = (JOURNALS / name).read_text().splitlines()
     assert any('"ranks": [1]' in line and '"token": "token 3"' in line for line in lines)
-    state = fold(decode_fact(json.loads(line)) for line in lines)
+    state = fold(decode_change(json.loads(line)) for line in lines)
     assert state.jobs[JOB].plan.sizes[1].replica_node_indexes == ((1,), (0,))
     driver = Driver(state)
     driver.send(ev.ControllerStarted(term=2))
@@ -101,7 +101,7 @@ def test_orders_of_a_journal_that_has_them_whole_are_sent_again(name: str) -> No
 def test_an_order_sent_again_names_where_partners_are_reached_now() -> None:
     """The agent that keeps the copies was restarted: its port and its token are others."""
     lines = (JOURNALS / "whole_orders_snapshot.jsonl").read_text().splitlines()
-    driver = Driver(fold(decode_fact(json.loads(line)) for line in lines))
+    driver = Driver(fold(decode_change(json.loads(line)) for line in lines))
     driver.send(ev.ControllerStarted(term=2))
     _sent_to(driver, "n3", port=9000)
     (start,) = _sent_to(driver, "n2")
@@ -111,10 +111,12 @@ def test_an_order_sent_again_names_where_partners_are_reached_now() -> None:
 
 def test_an_order_of_an_older_journal_is_given_anew() -> None:
     """It had all of it in itself; what is left cannot be carried out, so the job restarts."""
-    facts = [
-        fact for fact in _starting(2).machine.state.as_facts() if not isinstance(fact, AttemptPut)
+    changes = [
+        change
+        for change in _starting(2).machine.state.as_changes()
+        if not isinstance(change, AttemptPut)
     ]
-    driver = Driver(fold(facts))
+    driver = Driver(fold(changes))
     driver.send(ev.ControllerStarted(term=2))
     assert _rejoined(driver, "n000") == (None,)  # an order to stop, none to start
     assert driver.job().state is JobState.SUSPENDING

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.core import records
-from controller.core.codec import decode_fact, encode_fact
+from controller.core.changes import CommandClosed, NodePut, StateChange
+from controller.core.codec import decode_change, encode_change
 from controller.core.edge.liveness import Limits, LivenessTable
 from controller.core.edge.progress import ProgressTable
-from controller.core.facts import CommandClosed, Fact, NodePut
 from controller.core.kinds import Action, Cause, EvidenceKind, Rung
 from controller.core.node_events import NodeHeard, NodeLate, NodeLost, NodeSilent
 from controller.core.policy import decide
@@ -144,49 +144,49 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
     return st.builds(kind, **{f.name: _values(hints[f.name]) for f in dataclasses.fields(kind)})
 
 
-@pytest.mark.parametrize("kind", get_args(Fact))
-def test_every_fact_survives_the_journal(kind: type[Fact]) -> None:
+@pytest.mark.parametrize("kind", get_args(StateChange))
+def test_every_change_survives_the_journal(kind: type[StateChange]) -> None:
     @settings(max_examples=60, deadline=None)
     @given(_values(kind))
-    def round_trip(fact: Fact) -> None:
-        assert decode_fact(json.loads(json.dumps(encode_fact(fact)))) == fact
+    def round_trip(change: StateChange) -> None:
+        assert decode_change(json.loads(json.dumps(encode_change(change)))) == change
 
     round_trip()
 
 
 def test_what_this_version_does_not_know_is_an_error() -> None:
-    fact = CommandClosed(command_id=CommandId("c"), why="done")
-    data = encode_fact(fact)
+    change = CommandClosed(command_id=CommandId("c"), why="done")
+    data = encode_change(change)
     assert isinstance(data, dict)
     with pytest.raises(ValueError, match=r"CommandClosed\.added_later is no field that this vers"):
-        decode_fact({**data, "added_later": 1})
+        decode_change({**data, "added_later": 1})
     with pytest.raises(ValueError, match="unknown kind 'Other'"):
-        decode_fact({**data, "is": "Other"})
+        decode_change({**data, "is": "Other"})
     with pytest.raises(ValueError, match=r"CommandClosed\.why is missing"):
-        decode_fact({"is": "CommandClosed", "command_id": "c"})
+        decode_change({"is": "CommandClosed", "command_id": "c"})
     with pytest.raises(ValueError, match="expected str, found 3"):
-        decode_fact({**data, "why": 3})
+        decode_change({**data, "why": 3})
 
 
 def test_a_change_of_an_unknown_field_is_an_error() -> None:
-    fact = RecordChanged(kind=RecordKind.NODE, key="n1", values=(("reason", "joined"),))
-    data = encode_fact(fact)
+    change = RecordChanged(kind=RecordKind.NODE, key="n1", values=(("reason", "joined"),))
+    data = encode_change(change)
     assert data == {"is": "RecordChanged", "node": "n1", "values": {"reason": "joined"}}
-    assert decode_fact(data) == fact
+    assert decode_change(data) == change
     with pytest.raises(ValueError, match=r"NodeRecord\.added_later is no field that this version"):
-        decode_fact({**data, "values": {"reason": "joined", "added_later": 1}})
+        decode_change({**data, "values": {"reason": "joined", "added_later": 1}})
     with pytest.raises(ValueError, match="expected a change of a record"):
-        decode_fact({"is": "RecordChanged", "cluster": "n1", "values": {}})
+        decode_change({"is": "RecordChanged", "cluster": "n1", "values": {}})
 
 
 def test_missing_fields_with_defaults_take_them() -> None:
     node = Driver()
     node.join("n1")
-    data = encode_fact(NodePut(node=node.node("n1")))
+    data = encode_change(NodePut(node=node.node("n1")))
     assert isinstance(data, dict)
     assert isinstance(data["node"], dict)
     del data["node"]["stuck"]
-    assert decode_fact(data) == NodePut(node=node.node("n1"))
+    assert decode_change(data) == NodePut(node=node.node("n1"))
 
 
 # Liveness
@@ -330,7 +330,7 @@ def _exit(node: NodeId, at_s: float, fault_class: FailureClass, fingerprint: str
     )
 
 
-def _facts(*evidence: Evidence, **changes: Any) -> PolicyInput:
+def _input(*evidence: Evidence, **changes: Any) -> PolicyInput:
     values: dict[str, Any] = {
         "findings": (),
         "bad_links": (),
@@ -351,7 +351,7 @@ def _facts(*evidence: Evidence, **changes: Any) -> PolicyInput:
 
 def test_a_lost_connection_is_what_the_others_say() -> None:
     cascade, root = _exit(N1, 1.0, FailureClass.CASCADE), _exit(N2, 2.0, FailureClass.OOM_HOST)
-    verdict = decide(_facts(cascade, root))
+    verdict = decide(_input(cascade, root))
     assert (verdict.action, verdict.cause) == (Action.RESTART_IN_PLACE, Cause.OUT_OF_MEMORY)
     assert verdict.culprits == (N2,)
 
@@ -360,7 +360,7 @@ def test_a_config_error_fails_at_once_and_names_what_to_change() -> None:
     refused = _evidence(
         EvidenceKind.START_FAILED, fault_class=FailureClass.CONFIG, detail="no such file"
     )
-    verdict = decide(_facts(refused, _evidence(EvidenceKind.NODE_LOST)))
+    verdict = decide(_input(refused, _evidence(EvidenceKind.NODE_LOST)))
     assert (verdict.action, verdict.cause) == (Action.FAIL, Cause.CONFIG)
     assert "no such file" in verdict.reason
 
@@ -375,7 +375,7 @@ def test_a_config_error_fails_at_once_and_names_what_to_change() -> None:
     ],
 )
 def test_bad_nodes_are_replaced(kind: EvidenceKind, cause: Cause, spends: bool) -> None:
-    verdict = decide(_facts(_evidence(kind), retry_left=1 if spends else 0))
+    verdict = decide(_input(_evidence(kind), retry_left=1 if spends else 0))
     assert (verdict.action, verdict.cause) == (Action.REPLACE_NODES, cause)
     assert verdict.culprits == (N1,)
     assert verdict.spends_retry is spends
@@ -383,17 +383,17 @@ def test_bad_nodes_are_replaced(kind: EvidenceKind, cause: Cause, spends: bool) 
 
 def test_a_job_that_starts_nowhere_costs_no_more_nodes_than_its_budget() -> None:
     cannot = _evidence(EvidenceKind.START_FAILED, detail="the standby process never got ready")
-    verdict = decide(_facts(cannot, retry_left=0))
+    verdict = decide(_input(cannot, retry_left=0))
     assert (verdict.action, verdict.cause) == (Action.FAIL, Cause.NODE_UNHEALTHY)
     assert "never got ready" in verdict.reason
     # A node that is lost at the same time goes all the same.
-    both = decide(_facts(cannot, _evidence(EvidenceKind.NODE_LOST, N2), retry_left=0))
+    both = decide(_input(cannot, _evidence(EvidenceKind.NODE_LOST, N2), retry_left=0))
     assert both.action is Action.REPLACE_NODES
 
 
 def test_the_same_failure_counts_only_without_progress() -> None:
     again = _exit(N1, 1.0, FailureClass.USER_ERROR, "f")
-    repeated = _facts(again, last_fingerprint="f", last_fault_step=10)
+    repeated = _input(again, last_fingerprint="f", last_fault_step=10)
     assert decide(repeated).action is Action.FAIL
     assert decide(dataclasses.replace(repeated, fault_step=11)).action is not Action.FAIL
     assert decide(dataclasses.replace(repeated, last_fingerprint="g")).action is not Action.FAIL
@@ -401,13 +401,13 @@ def test_the_same_failure_counts_only_without_progress() -> None:
 
 def test_suspects_are_diagnosed_before_they_are_used_again() -> None:
     fault = _exit(N1, 1.0, FailureClass.NCCL)
-    assert decide(_facts(fault, suspects=(N1,))).action is Action.DIAGNOSE
-    assert decide(_facts(fault, suspects=(N2,))).action is Action.RESTART_IN_PLACE
-    assert decide(_facts(fault, faults_in_row=1)).action is Action.DIAGNOSE
-    clean = decide(_facts(fault, suspects=(N1,), findings=((N1, "pass"),)))
+    assert decide(_input(fault, suspects=(N1,))).action is Action.DIAGNOSE
+    assert decide(_input(fault, suspects=(N2,))).action is Action.RESTART_IN_PLACE
+    assert decide(_input(fault, faults_in_row=1)).action is Action.DIAGNOSE
+    clean = decide(_input(fault, suspects=(N1,), findings=((N1, "pass"),)))
     assert clean.action is Action.RESTART_IN_PLACE
     assert "checks found nothing" in clean.reason
-    failed = decide(_facts(fault, suspects=(N1,), findings=((N1, "fail"),)))
+    failed = decide(_input(fault, suspects=(N1,), findings=((N1, "fail"),)))
     assert (failed.action, failed.culprits) == (Action.REPLACE_NODES, (N1,))
 
 
@@ -429,16 +429,16 @@ def test_a_job_is_only_given_what_its_ladder_has(
     fault = _exit(N1, 1.0, FailureClass.KILLED_BY_SIGNAL)
     gone = _evidence(EvidenceKind.NODE_LOST)
     given = (
-        _facts(fault, ladder=rungs),
-        _facts(fault, ladder=rungs, findings=((N1, "pass"),)),
-        _facts(gone, ladder=rungs),
-        _facts(fault, ladder=rungs, retry_left=0),
+        _input(fault, ladder=rungs),
+        _input(fault, ladder=rungs, findings=((N1, "pass"),)),
+        _input(gone, ladder=rungs),
+        _input(fault, ladder=rungs, retry_left=0),
     )
-    found = [decide(facts).action for facts in given]
+    found = [decide(each).action for each in given]
     assert found == [killed, killed_and_checked, lost, spent]
-    assert decide(_facts(_evidence(EvidenceKind.DRAIN), ladder=rungs)).action == "replace_nodes"
+    assert decide(_input(_evidence(EvidenceKind.DRAIN), ladder=rungs)).action == "replace_nodes"
     again = _exit(N1, 1.0, FailureClass.USER_ERROR, "f")
-    repeated = _facts(again, ladder=rungs, last_fingerprint="f", last_fault_step=10)
+    repeated = _input(again, ladder=rungs, last_fingerprint="f", last_fault_step=10)
     assert decide(repeated).action is Action.FAIL
     away = dataclasses.replace(
         repeated, evidence=(_exit(N1, 1.0, FailureClass.STORAGE, "f"),), same_failures=1
@@ -474,21 +474,21 @@ def test_a_job_is_only_given_what_its_ladder_has(
 def test_of_a_bad_link_one_end_is_replaced_and_the_reason_says_which(
     changes: dict[str, Any], replaced: tuple[NodeId, ...], because: str
 ) -> None:
-    verdict = decide(_facts(_exit(N1, 1.0, FailureClass.NCCL), suspects=(N1,), **changes))
+    verdict = decide(_input(_exit(N1, 1.0, FailureClass.NCCL), suspects=(N1,), **changes))
     assert (verdict.action, verdict.culprits) == (Action.REPLACE_NODES, replaced)
     assert because in verdict.reason
 
 
 @settings(max_examples=200, deadline=None)
 @given(_values(PolicyInput))
-def test_every_verdict_explains_itself(facts: PolicyInput) -> None:
+def test_every_verdict_explains_itself(found: PolicyInput) -> None:
     # Only what names no node may be about none.
     evidence = tuple(
         dataclasses.replace(item, node=item.node or N1)
-        for item in facts.evidence
+        for item in found.evidence
         if item.kind is not EvidenceKind.NO_FIRST_STEP
     )
-    verdict = decide(dataclasses.replace(facts, evidence=evidence))
+    verdict = decide(dataclasses.replace(found, evidence=evidence))
     assert verdict.reason
     assert verdict.cause in Cause
     if verdict.action is Action.REPLACE_NODES:
@@ -496,4 +496,4 @@ def test_every_verdict_explains_itself(facts: PolicyInput) -> None:
         assert verdict.culprits or verdict.cause is Cause.MISFIT
     if verdict.action is Action.DIAGNOSE:
         assert verdict.culprits
-        assert not facts.findings
+        assert not found.findings

@@ -9,10 +9,10 @@ from types import FrameType
 from typing import Any
 
 from controller.core import events as ev
-from controller.core.codec import encode_fact
+from controller.core.changes import IncidentPut
+from controller.core.codec import encode_change
 from controller.core.edge.hangs import HangTable
 from controller.core.edge.settings import JobSettings, SettingsTable
-from controller.core.facts import IncidentPut
 from controller.core.hang_signs import MAX_BLAMED
 from controller.core.kinds import Action, EvidenceKind
 from controller.core.records import Evidence, JobRecord
@@ -48,7 +48,7 @@ def test_a_hang_of_most_nodes_is_one_sign_and_no_node_is_blamed() -> None:
     assert _stalls(driver) == [(None, NUM_NODES)]
     incident = driver.incident()
     assert f"that is {NUM_NODES} nodes: n1, n10" in incident.evidence[0].detail
-    assert len(json.dumps(encode_fact(IncidentPut(incident=incident)))) < 4_000
+    assert len(json.dumps(encode_change(IncidentPut(incident=incident)))) < 4_000
     driver.answer_all("/stop/")
     assert driver.job().attempt == 2
     states = {node.state for node in driver.machine.state.nodes.values()}

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from controller.clock import SteadyClock
+from controller.core.changes import JobPut, NodePut
 from controller.core.context import Settings
 from controller.core.events import ControllerStarted
-from controller.core.facts import JobPut, NodePut
 from controller.core.machine import Machine
 from controller.core.records import JobRecord
 from controller.core.states import JobState

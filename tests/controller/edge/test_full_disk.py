@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from controller.core.facts import NodeForgotten, State
+from controller.core.changes import NodeForgotten, State
 from controller.store.database import Database, DiskFullError
 from controller.store.journal import Journal
 from controller.store.reserve import RESERVE_BYTES, Reserve
@@ -171,32 +171,32 @@ def test_snapshot_that_does_not_fit_waits_and_stops_nobody(small_disk: Path) -> 
     journal = Journal(database, SystemClock(), snapshot_least_bytes=4_096)
     try:
         journal.take_over()
-        facts = [NodeForgotten(node=NodeId(f"{number:01000}")) for number in range(100)]
-        journal.append(facts)
+        changes = [NodeForgotten(node=NodeId(f"{number:01000}")) for number in range(100)]
+        journal.append(changes)
         assert journal.snapshot_is_due()
         fill(small_disk)
         filler = small_disk / "filler"
         os.truncate(filler, filler.stat().st_size - 2**20)
         with pytest.raises(DiskFullError):
-            journal.write_snapshot(_Large(facts * 50))
+            journal.write_snapshot(_Large(changes * 50))
         journal.drop_snapshot()
         assert not journal.snapshot_is_due()
         # What the log had grown by for it is there for what is decided.
-        journal.append(facts[:5])
+        journal.append(changes[:5])
         assert journal.snapshot_is_due()
     finally:
         database.close()
 
 
 class _Large(State):
-    """A state of so many facts."""
+    """A state of so many changes."""
 
-    def __init__(self, facts: list[NodeForgotten]) -> None:
+    def __init__(self, changes: list[NodeForgotten]) -> None:
         super().__init__()
-        self._facts = facts
+        self._changes = changes
 
-    def as_facts(self) -> list[NodeForgotten]:  # type: ignore[override]  # narrower
-        return self._facts
+    def as_changes(self) -> list[NodeForgotten]:  # type: ignore[override]  # narrower
+        return self._changes
 
 
 def test_limit_other_than_the_disk_s_makes_the_controller_read_only(tmp_path: Path) -> None:

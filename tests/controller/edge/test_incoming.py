@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from controller.core.changes import State
 from controller.core.edge.rules import Reason, plausible_time_s
-from controller.core.facts import State
 from controller.sessions.incoming import CORRECTED, DROPPED, Incoming
 from outlast.ids import NodeId
 from outlast.v1 import agents_pb2, common_pb2

@@ -341,7 +341,7 @@ def test_state_on_which_every_turn_fails_ends_the_controller(
     asyncio.run(scenario())
 
 
-def test_fact_that_cannot_be_written_down_costs_its_event_only(
+def test_change_that_cannot_be_written_down_costs_its_event_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dispatch = Machine._dispatch

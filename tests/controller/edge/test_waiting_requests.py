@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from controller.core.changes import StateChange
 from controller.core.events import JobCancelRequested
-from controller.core.facts import Fact
 from controller.refusals import ReadOnlyError, ServiceStoppedError
 from controller.store.database import DiskFullError
 from controller.store.journal import Journal
@@ -35,10 +35,10 @@ def test_request_that_fills_the_disk_is_refused_and_not_carried_out_later(
 ) -> None:
     append, is_full = Journal.append, True
 
-    def full(self: Journal, facts: Sequence[Fact]) -> None:
+    def full(self: Journal, changes: Sequence[StateChange]) -> None:
         if is_full:
             raise DiskFullError("no space left on device")
-        append(self, facts)
+        append(self, changes)
 
     async def scenario() -> None:
         nonlocal is_full

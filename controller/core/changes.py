@@ -1,4 +1,4 @@
-"""Facts: the journal's vocabulary, and the state that they fold into."""
+"""State changes: the journal's vocabulary, and the state that they fold into."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class CommandClosed:
     why: str
 
 
-# What thousands of nodes and ranks say of one job: each a fact of a few bytes. With the whole
+# What thousands of nodes and ranks say of one job: each a change of a few bytes. With the whole
 # job in each, the journal would grow with the square of the nodes.
 
 
@@ -167,7 +167,7 @@ class IncidentsPruned:
     incidents: tuple[IncidentId, ...]
 
 
-Fact = (
+StateChange = (
     JobPut
     | NodePut
     | NodeForgotten
@@ -205,9 +205,9 @@ class State:
     done: dict[JobId, dict[int, None]] = field(default_factory=dict)
     index: Index = field(default_factory=Index, compare=False, repr=False)
 
-    def apply(self, fact: Fact) -> None:
-        """Take one fact in. The only way in which a state changes."""
-        match fact:
+    def apply(self, change: StateChange) -> None:
+        """Take one change in: nothing else changes a state."""
+        match change:
             case JobPut(job=job):
                 self._put_job(job)
             case NodePut(node=node):
@@ -222,13 +222,13 @@ class State:
             case AttemptPut(attempt=attempt):
                 self.attempts[attempt.job] = attempt
             case IncidentGrown(incident=incident_id):
-                self.incidents[incident_id] = grown(self.incidents[incident_id], fact)
+                self.incidents[incident_id] = grown(self.incidents[incident_id], change)
             case RecordChanged():
-                self.apply(self._as_put(fact))
+                self.apply(self._as_put(change))
             case CommandOpened(command=command):
                 self._open(command)
             case CommandsOpened():
-                for command in fact.one_by_one():
+                for command in change.one_by_one():
                     self._open(command)
             case CommandClosed(command_id=command_id):
                 self._close(command_id)
@@ -236,26 +236,26 @@ class State:
                 for each in names:
                     self._close(CommandId(prefix + each))
             case JobExplained() | NodeChecked() | JobForgotten():
-                self._change_job(fact)
+                self._change_job(change)
             case RanksDone(job_id=job_id, ranks=ranks):
                 self.done.setdefault(job_id, {}).update(dict.fromkeys(ranks))
             case CheckpointStored(job_id=job_id):
-                self.jobs[job_id] = with_checkpoint(self.jobs[job_id], fact)
+                self.jobs[job_id] = with_checkpoint(self.jobs[job_id], change)
             case CheckpointWaited(job_id=job_id):
-                self.jobs[job_id] = having_waited(self.jobs[job_id], fact)
+                self.jobs[job_id] = having_waited(self.jobs[job_id], change)
             case JobPruned(job_id=job_id, incidents=pruned):
                 self._prune_job(job_id, pruned)
             case IncidentsPruned(incidents=pruned):
                 for incident_id in pruned:
                     self.incidents.pop(incident_id, None)
             case IncidentCut(incident=incident_id):
-                self.incidents[incident_id] = shortened(self.incidents[incident_id], fact)
+                self.incidents[incident_id] = shortened(self.incidents[incident_id], change)
             case _:
-                assert_never(fact)
+                assert_never(change)
 
-    def _change_job(self, fact: JobExplained | NodeChecked | JobForgotten) -> None:
-        job = self.jobs[fact.job_id]
-        match fact:
+    def _change_job(self, change: JobExplained | NodeChecked | JobForgotten) -> None:
+        job = self.jobs[change.job_id]
+        match change:
             case JobExplained(reason=reason):
                 self.jobs[job.job_id] = replace(job, reason=reason)
             case NodeChecked(node=name):
@@ -264,20 +264,20 @@ class State:
                 self.jobs[job.job_id] = job = replace(job, held_by=_others(job.held_by, name))
                 self.index.put_job(job)
             case _:
-                assert_never(fact)
+                assert_never(change)
 
-    def _as_put(self, fact: RecordChanged) -> JobPut | NodePut | IncidentPut:
+    def _as_put(self, change: RecordChanged) -> JobPut | NodePut | IncidentPut:
         """The whole record of which the journal has what changed."""
-        match fact.kind:
+        match change.kind:
             case RecordKind.JOB:
-                return JobPut(job=changed(self.jobs[JobId(fact.key)], fact.values))
+                return JobPut(job=changed(self.jobs[JobId(change.key)], change.values))
             case RecordKind.NODE:
-                return NodePut(node=changed(self.nodes[NodeId(fact.key)], fact.values))
+                return NodePut(node=changed(self.nodes[NodeId(change.key)], change.values))
             case RecordKind.INCIDENT:
-                incident = self.incidents[IncidentId(fact.key)]
-                return IncidentPut(incident=changed(incident, fact.values))
+                incident = self.incidents[IncidentId(change.key)]
+                return IncidentPut(incident=changed(incident, change.values))
             case _:
-                assert_never(fact.kind)
+                assert_never(change.kind)
 
     def _prune_job(self, job_id: JobId, incidents: tuple[IncidentId, ...]) -> None:
         for incident in incidents:
@@ -323,8 +323,8 @@ class State:
         for each in fields(self):
             setattr(self, each.name, getattr(other, each.name))
 
-    def as_facts(self) -> list[Fact]:
-        """Facts that rebuild this state from nothing: a snapshot."""
+    def as_changes(self) -> list[StateChange]:
+        """Changes that rebuild this state from nothing: a snapshot."""
         return [
             *(JobPut(job=job) for job in self.jobs.values()),
             *(NodePut(node=node) for node in self.nodes.values()),
@@ -335,39 +335,39 @@ class State:
         ]
 
 
-def fold(facts: Iterable[Fact]) -> State:
+def fold(changes: Iterable[StateChange]) -> State:
     """The state that a journal describes."""
     state = State()
-    for fact in facts:
-        state.apply(fact)
+    for change in changes:
+        state.apply(change)
     return state
 
 
-def with_checkpoint(job: JobRecord, fact: CheckpointStored) -> JobRecord:
+def with_checkpoint(job: JobRecord, change: CheckpointStored) -> JobRecord:
     """The job once its newest checkpoint is known."""
     return replace(
         job,
-        committed_step=fact.committed_step,
-        high_step=fact.high_step,
-        retry_left=fact.retry_left,
-        faults_in_row=fact.faults_in_row,
+        committed_step=change.committed_step,
+        high_step=change.high_step,
+        retry_left=change.retry_left,
+        faults_in_row=change.faults_in_row,
     )
 
 
-def having_waited(job: JobRecord, fact: CheckpointWaited) -> JobRecord:
+def having_waited(job: JobRecord, change: CheckpointWaited) -> JobRecord:
     """The job once its waits for host memory are accounted for."""
-    account = accounting.stalled(job.account, fact.more_s, fact.at_s)
-    return replace(job, account=account, stalled_s=fact.stalled_s)
+    account = accounting.stalled(job.account, change.more_s, change.at_s)
+    return replace(job, account=account, stalled_s=change.stalled_s)
 
 
-def grown(incident: IncidentRecord, fact: IncidentGrown) -> IncidentRecord:
+def grown(incident: IncidentRecord, change: IncidentGrown) -> IncidentRecord:
     """The incident with what was added to it."""
     return replace(
         incident,
-        fault_s=fact.fault_s,
-        evidence=incident.evidence + fact.evidence,
-        timeline=incident.timeline + fact.timeline,
-        findings=incident.findings + fact.findings,
+        fault_s=change.fault_s,
+        evidence=incident.evidence + change.evidence,
+        timeline=incident.timeline + change.timeline,
+        findings=incident.findings + change.findings,
     )
 
 
