@@ -46,6 +46,8 @@ class NoSaver:
 
 def memory_growth(context: RankContext, num_bytes: int) -> tuple[int, int]:
     """What the rank says of its memory before and after it uses `num_bytes` more."""
+    # The ranks of a pool have done other tests, whose peak would hide this one's: forget it.
+    Path("/proc/self/clear_refs").write_text("5")
     memory = PeakMemory(torch.device("cpu"))
     # The first operation of all makes some memory of its own.
     torch.ones(1)
