@@ -74,7 +74,7 @@ class Fleet:
         """A new controller: it knows what the journal says, and nothing else."""
         await self.cluster.leave()
         now_s = self.driver.now_s
-        self.driver = Driver(state or fold(self.driver.machine.state.as_facts()))
+        self.driver = Driver(state or fold(self.driver.machine.state.as_changes()))
         self.driver.now_s = now_s
         for host, uid in self.connected.items():
             self.driver.join(host, incarnation=uid)

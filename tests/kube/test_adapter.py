@@ -269,7 +269,7 @@ def test_restarted_controller_does_what_the_old_one_had_only_decided(
             await it.running(2)
             lost, kept = it.driver.job().nodes
             assert lost is not None
-            before = fold(it.driver.machine.state.as_facts())
+            before = fold(it.driver.machine.state.as_changes())
             # It crashes between deciding and acting.
             await it.cluster.leave()
             await asyncio.to_thread(it.kubelets.fail, lost)

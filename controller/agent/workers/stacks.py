@@ -43,6 +43,8 @@ MAX_AT_ONCE = 4
 # Of this agent, which stands still meanwhile: at most 0.09 s with 15 threads on two busy
 # cores, and it is to be heard every 2 s. It cannot end what holds it, so that ends by itself.
 OWN_LOOK_S = 1.0
+# A thread that ends while py-spy reads it makes the whole of the look fail, at once.
+OWN_LOOKS = 3
 _BOUNDED = (
     "import os, signal, sys; signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1])); "
     "os.execv(sys.argv[2], sys.argv[2:])"
@@ -152,9 +154,12 @@ async def _collect_own(gate: asyncio.Semaphore) -> tuple[str, str]:
             return "", f"no native frames: {_STATES[_UNWAKABLE]}: {', '.join(stuck)}\n"
         bounded = (sys.executable, "-I", "-S", "-c", _BOUNDED, str(OWN_LOOK_S))
         command = (*bounded, tool, "dump", "--native", "--pid", str(os.getpid()))
-        code, output, error = await _run(*command)
-        if code == 0:
-            return output, ""
+        for _ in range(OWN_LOOKS):
+            code, output, error = await _run(*command)
+            if code == 0:
+                return output, ""
+            if code == -signal.SIGALRM:
+                break
         reason = f"took over {OWN_LOOK_S:g} s" if code == -signal.SIGALRM else error
         return "", f"no native frames: py-spy dump --native: {reason}\n"
 
