@@ -154,13 +154,14 @@ async def _collect_own(gate: asyncio.Semaphore) -> tuple[str, str]:
             return "", f"no native frames: {_STATES[_UNWAKABLE]}: {', '.join(stuck)}\n"
         bounded = (sys.executable, "-I", "-S", "-c", _BOUNDED, str(OWN_LOOK_S))
         command = (*bounded, tool, "dump", "--native", "--pid", str(os.getpid()))
+        reason = ""
         for _ in range(OWN_LOOKS):
-            code, output, error = await _run(*command)
+            code, output, reason = await _run(*command)
             if code == 0:
                 return output, ""
             if code == -signal.SIGALRM:
+                reason = f"took over {OWN_LOOK_S:g} s"
                 break
-        reason = f"took over {OWN_LOOK_S:g} s" if code == -signal.SIGALRM else error
         return "", f"no native frames: py-spy dump --native: {reason}\n"
 
 
