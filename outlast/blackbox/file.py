@@ -52,7 +52,9 @@ HIDDEN = 136
 SENT = 144
 # Peak of the device's memory (bytes), and what was expected: memory (bytes), bubble (ppm).
 PEAK_MEMORY, EXPECTED_MEMORY, EXPECTED_BUBBLE = range(152, 155)
-END_OF_TOTALS = 155
+# Waiting for a batch: time (ns), and steps.
+DATA_WAIT, DATA_WAITS = range(155, 157)
+END_OF_TOTALS = 157
 # Sequence number entered last: one per Group.
 GROUP_SEQS = 160
 PARTS_PER_UNIT = 1_000_000

@@ -10,6 +10,8 @@ from outlast.blackbox.file import (
     BACKWARD,
     BUSY,
     COMPLETED,
+    DATA_WAIT,
+    DATA_WAITS,
     EXPECTED_BUBBLE,
     EXPECTED_MEMORY,
     FILE_BYTES,
@@ -139,6 +141,8 @@ class Reader:
             waited_ns=self._time_ns(WAITED),
             hidden_ns={group: hidden_ns for group, hidden_ns in hidden.items() if hidden_ns},
             sent_bytes={group: sent_bytes for group, sent_bytes in sent.items() if sent_bytes},
+            data_wait_ns=self._time_ns(DATA_WAIT),
+            data_waits=self._count(DATA_WAITS),
             peak_memory_bytes=self._count(PEAK_MEMORY),
         )
 

@@ -183,6 +183,10 @@ class StepUse:
     hidden_ns: Mapping[Group, int] = field(default_factory=dict)
     """Time that messages were under way while the rank did something else."""
     sent_bytes: Mapping[Group, int] = field(default_factory=dict)
+    data_wait_ns: int = 0
+    """Time that the rank stood still because its batch was not read yet."""
+    data_waits: int = 0
+    """Steps in which it did."""
     peak_memory_bytes: int = 0
     """The largest so far. On a CPU: by how much the process has grown."""
 

@@ -10,6 +10,8 @@ from outlast.blackbox.file import (
     BACKWARD,
     BUSY,
     COMPLETED,
+    DATA_WAIT,
+    DATA_WAITS,
     EXPECTED_BUBBLE,
     EXPECTED_MEMORY,
     FILE_BYTES,
@@ -194,6 +196,8 @@ class Writer:
             words[HIDDEN + group] += hidden_ns
         for group, sent_bytes in use.sent_bytes.items():
             words[SENT + group] += sent_bytes
+        words[DATA_WAIT] += use.data_wait_ns
+        words[DATA_WAITS] += use.data_waits
         words[PEAK_MEMORY] = use.peak_memory_bytes
 
     def completed(self, record: StepRecord) -> None:

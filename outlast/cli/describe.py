@@ -169,7 +169,8 @@ def use_lines(job: Job) -> list[tuple[str, str]]:
         f"{name} {step_part(getattr(split, f'{name}_exposed_s'))}"
         for name in ("tp", "pp", "dp", "other")
     )
-    lines = [("step time", f"{work}\nwaiting for others: {exposed}")]
+    waiting = f"waiting for others: {exposed}; for data: {step_part(split.data_wait_s)}"
+    lines = [("step time", f"{work}\n{waiting}")]
     if use.expected_bubble > 0:
         shares = f"{100 * use.bubble:.1f} % of the pipeline's time, {100 * use.expected_bubble:.1f}"
         lines.append(("bubble", f"{shares} % in theory"))

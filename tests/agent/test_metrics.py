@@ -149,6 +149,8 @@ def test_own_work_of_a_rank_is_what_operations_leave_of_forward_and_backward() -
             waited_ns=10**9,
             hidden_ns={Group.TP: 5 * 10**8},
             sent_bytes={Group.DP: 4096},
+            data_wait_ns=25 * 10**7,
+            data_waits=3,
             peak_memory_bytes=2**20,
         ),
         expected=Expected(memory_bytes=2**21, bubble=0.2),
@@ -166,6 +168,8 @@ def test_own_work_of_a_rank_is_what_operations_leave_of_forward_and_backward() -
     assert found["outlast_rank_sent_bytes_total", (*who, "dp")] == 4096
     assert found["outlast_rank_pipeline_seconds_total", (*who, "waiting")] == 1.0
     assert found["outlast_rank_expected_bubble_ratio", who] == 0.2
+    assert found["outlast_rank_data_wait_seconds_total", who] == 0.25
+    assert found["outlast_rank_data_waits_total", who] == 3
     assert found["outlast_rank_memory_peak_bytes", who] == 2**20
     assert found["outlast_rank_expected_memory_bytes", who] == 2**21
 

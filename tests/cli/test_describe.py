@@ -159,6 +159,7 @@ def test_training_job_says_where_the_time_of_a_step_goes() -> None:
     split = common_pb2.StepSplit(
         data_s=0.001, forward_s=0.25, backward_s=0.5, optimizer_s=0.02, pp_exposed_s=1.5
     )
+    split.data_wait_s = 0.0005
     use = jobs_pb2.StepUse(
         split=split,
         bubble=0.351,
@@ -170,7 +171,7 @@ def test_training_job_says_where_the_time_of_a_step_goes() -> None:
     lines = dict(describe.job_lines(running, NOW_S))
     work, waiting = lines["step time"].splitlines()
     assert work == "data 1 ms, forward 250 ms, backward 500 ms, optimizer 20 ms"
-    assert waiting == "waiting for others: tp 0 ms, pp 1.5 s, dp 0 ms, other 0 ms"
+    assert waiting == "waiting for others: tp 0 ms, pp 1.5 s, dp 0 ms, other 0 ms; for data: 0.5 ms"
     assert lines["bubble"] == "35.1 % of the pipeline's time, 33.3 % in theory"
     assert lines["memory"] == "1.5 GiB at most on a rank; 1.0 GiB estimated"
     found = output.facts(running)["step_use"]

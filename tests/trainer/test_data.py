@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import gzip
 import os
 import threading
@@ -221,6 +222,17 @@ def test_what_is_read_ahead_is_what_would_have_been_read(
     ahead.prepare(10)
     ahead.close()
     assert threading.active_count() == before
+
+
+def test_only_what_was_not_read_before_is_waited_for(loaders: Callable[[int], Loader]) -> None:
+    loader = loaders(0)
+    loader.micro_batches(1)
+    assert loader.last_wait_ns > 0
+    loader.prepare(2)
+    assert loader._prepared is not None
+    concurrent.futures.wait([loader._prepared[1]], timeout=30)
+    loader.micro_batches(2)
+    assert loader.last_wait_ns == 0
 
 
 def test_an_error_in_the_background_is_raised_where_training_waits_for_the_data(

@@ -75,6 +75,9 @@ def test_passes_are_timed_without_what_they_waited_for(clock: list[int]) -> None
     assert use.hidden_ns == {Group.TP: 80, Group.DP: 100}
     assert use.sent_bytes == {Group.TP: 0, Group.DP: 128}
     assert (use.busy_ns, use.waited_ns) == (300_000_000, 100_000_000)
+    assert (use.data_wait_ns, use.data_waits) == (0, 0)
+    waited = found.take(Timing(), data_wait_ns=5)
+    assert (waited.data_wait_ns, waited.data_waits) == (5, 1)
     assert heard.calls[:2] == ["before forward 1 0", "after forward 1 0"]
     assert heard.calls[-1] == "after backward 1 1 True"
 

@@ -66,6 +66,8 @@ def test_use_of_steps_adds_up_beside_what_was_expected(path: Path) -> None:
                 waited_ns=10,
                 hidden_ns={Group.TP: 5, Group.DP: 0},
                 sent_bytes={Group.TP: 64, Group.DP: 32},
+                data_wait_ns=7,
+                data_waits=1,
                 peak_memory_bytes=peak,
             )
         )
@@ -73,6 +75,7 @@ def test_use_of_steps_adds_up_beside_what_was_expected(path: Path) -> None:
     assert (use.forward_ns, use.backward_ns) == (20, 40)
     assert (use.busy_ns, use.waited_ns) == (60, 20)
     assert use.hidden_ns == {Group.TP: 10}
+    assert (use.data_wait_ns, use.data_waits) == (14, 2)
     assert use.sent_bytes == {Group.TP: 128, Group.DP: 64}
     assert use.peak_memory_bytes == 120
     assert reader.expected() == Expected(memory_bytes=2**30, bubble=0.25)

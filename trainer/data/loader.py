@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from outlast.clock import node_time_ns
 from trainer.parallel.pipeline import MicroBatch
 
 _Sample = TypeVar("_Sample")
@@ -61,6 +62,8 @@ class Loader:
         # It starts its thread at the first use: workers are forked with a single thread.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="data")
         self._prepared: tuple[int, Future[list[MicroBatch]]] | None = None
+        # For how long the newest step's data was waited for; 0 where it had been read before.
+        self.last_wait_ns = 0
 
     def prepare(self, step: int) -> None:
         """Begin to read `step` in the background; `micro_batches` will have it at hand.
@@ -78,10 +81,14 @@ class Loader:
         What went wrong in the background is raised here.
         """
         prepared, self._prepared = self._prepared, None
+        began_ns = node_time_ns()
+        is_read = False
         if prepared is not None and prepared[0] == step and replica is None:
+            is_read = prepared[1].done()
             batches = prepared[1].result()
         else:
             batches = self._read(step, replica)
+        self.last_wait_ns = 0 if is_read else node_time_ns() - began_ns
         return [
             _each(batch, lambda ids: ids.to(self._device, non_blocking=True)) for batch in batches
         ]

@@ -166,7 +166,8 @@ class TrainLoop:
             self._update(step, learning_rate, agreed.grad_norm, scale)
         # Sealed before this step is reported, so that a kill never costs more than one.
         self._saver.finish()
-        box.used(state.meter.take(state.train_engine.last_timing))
+        waited_ns = state.data.train.last_wait_ns
+        box.used(state.meter.take(state.train_engine.last_timing, data_wait_ns=waited_ns))
         eval_loss = self._evaluate(step) if self._evaluates(step) else None
         # The record comes before the checkpoint: a step that could be resumed from
         # but was never reported would leave a gap in the loss curve.

@@ -102,7 +102,7 @@ class StepMeter:
         self._before = self._read()
         self._forward_ns = self._backward_ns = 0
 
-    def take(self, timing: Timing) -> StepUse:
+    def take(self, timing: Timing, *, data_wait_ns: int = 0) -> StepUse:
         """What the step has used; `timing` is of its run of the engine."""
         then, now = self._before, self._read()
         return StepUse(
@@ -112,6 +112,8 @@ class StepMeter:
             waited_ns=round(timing.waited_s * 1e9),
             hidden_ns={group: now[group].hidden_ns - then[group].hidden_ns for group in now},
             sent_bytes={group: now[group].sent_bytes - then[group].sent_bytes for group in now},
+            data_wait_ns=data_wait_ns,
+            data_waits=int(data_wait_ns > 0),
             peak_memory_bytes=self._memory.read(),
         )
 

@@ -57,6 +57,7 @@ def _rank_use(
     split = _split(None if then is None else then.time_use, now.time_use, num_steps)
     split.forward_s = max(0, use.forward_ns - before.forward_ns) * per_step
     split.backward_s = max(0, use.backward_ns - before.backward_ns) * per_step
+    split.data_wait_s = max(0, use.data_wait_ns - before.data_wait_ns) * per_step
     return agents_pb2.RankUse(
         split=split,
         pipeline_busy_s=max(0, use.busy_ns - before.busy_ns) * per_step,
@@ -68,7 +69,7 @@ def _rank_use(
 
 
 def _split(then: TimeUse | None, now: TimeUse, num_steps: int) -> common_pb2.StepSplit:
-    """All but the passes, which the meter times without their waits."""
+    """All but the passes and the wait for data, which the rank itself times."""
     before = TimeUse(phases_s={}, operations_s={}) if then is None else then
 
     def waited_s(phases: Iterable[Phase], groups: Iterable[Group]) -> float:

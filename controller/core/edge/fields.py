@@ -167,6 +167,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "pp_exposed_s": _DURATION,
         "dp_exposed_s": _DURATION,
         "other_exposed_s": _DURATION,
+        "data_wait_s": _DURATION,
     },
     "AgentEvent": {
         "seq": _SEQ,

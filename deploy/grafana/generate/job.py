@@ -142,6 +142,13 @@ def _shares_of_time() -> tuple[Builder[Panel], ...]:
             stacked=True,
         ),
         graph(
+            "Waiting for data",
+            "Share of a rank's time in which its batch was not read yet, of the rank that waits "
+            "longest.",
+            "percentunit",
+            Query(f"job:outlast_rank_data_wait_seconds:max5m{{{_JOB}}}", "share"),
+        ),
+        graph(
             "Time in communication",
             "Mean share of a rank's time in operations of each group, waiting for peers included.",
             "percentunit",

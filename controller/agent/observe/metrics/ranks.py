@@ -71,6 +71,14 @@ PIPELINE = Counter(
 BUBBLE = Gauge(
     "outlast_rank_expected_bubble_ratio", "The bubble that its schedule has in theory", _BY_RANK
 )
+DATA_WAIT = Counter(
+    "outlast_rank_data_wait_seconds_total",
+    "Time that the rank stood still because its batch was not read yet",
+    _BY_RANK,
+)
+DATA_WAITS = Counter(
+    "outlast_rank_data_waits_total", "Steps in which the rank waited for its batch", _BY_RANK
+)
 MEMORY = Gauge(
     "outlast_rank_memory_peak_bytes",
     "Most memory the rank has used on its device; on a CPU, by how much the process has grown",
@@ -82,7 +90,7 @@ EXPECTED_MEMORY = Gauge(
 FAMILIES: tuple[Family, ...] = (
     *(STEP, PHASE, IN_OPERATION, SEQUENCE),
     *(PHASES, OPERATIONS, WORK, COMPUTE, HIDDEN, SENT),
-    *(PIPELINE, BUBBLE, MEMORY, EXPECTED_MEMORY),
+    *(PIPELINE, BUBBLE, DATA_WAIT, DATA_WAITS, MEMORY, EXPECTED_MEMORY),
 )
 
 
@@ -151,6 +159,8 @@ def _step_use(named: Sequence[tuple[tuple[str, str, str], RankReading]]) -> Iter
         for labels, use in used
         for state, ns in (("busy", use.busy_ns), ("waiting", use.waited_ns))
     )
+    yield DATA_WAIT.of((labels, use.data_wait_ns / 1e9) for labels, use in used)
+    yield DATA_WAITS.of((labels, use.data_waits) for labels, use in used)
     yield MEMORY.of((labels, use.peak_memory_bytes) for labels, use in used)
     expected = [(labels, rank.expected) for labels, rank in named]
     yield BUBBLE.of((labels, found.bubble) for labels, found in expected if found)
