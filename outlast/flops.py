@@ -30,6 +30,20 @@ class Convention(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertShape:
+    """The experts of a layer, of which each token is multiplied with a few."""
+
+    number: int
+    per_token: int
+    hidden: int
+    shared_hidden: int = 0
+    """Of what every token goes through beside them."""
+    shared_gate: bool = False
+    layers: tuple[bool, ...] = (True,)
+    """Whether a layer has them, repeated over the depth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """The numbers of a decoder-only transformer that decide its matrix products."""
 
@@ -46,6 +60,7 @@ class ModelShape:
     """The MLP has a gate beside its input projection (SwiGLU)."""
     windows: tuple[int | None, ...] = (None,)
     """Tokens a layer attends to, repeated over the depth; None: all before it."""
+    experts: ExpertShape | None = None
 
     @property
     def query_width(self) -> int:
@@ -67,10 +82,30 @@ class ModelShape:
         return (2 if self.gated else 1) * self.mlp_hidden
 
     @property
-    def block_weights(self) -> int:
+    def mlp_matrices(self) -> int:
+        """Matrices of the model's width by the MLP's."""
+        return 3 if self.gated else 2
+
+    @property
+    def attention_weights(self) -> int:
+        """Weights of a block's attention that a token is multiplied with."""
+        return self.hidden * (self.qkv_width + self.query_width)
+
+    def block_weights(self, layer: int) -> int:
         """Weights of one block that a token is multiplied with."""
-        projections = self.qkv_width + self.query_width + self.mlp_in_width + self.mlp_hidden
-        return self.hidden * projections
+        experts = self.experts_of(layer)
+        widths, others = self.mlp_hidden, 0
+        if experts is not None:
+            widths = experts.per_token * experts.hidden + experts.shared_hidden
+            others = self.hidden * (experts.number + experts.shared_gate)
+        return self.attention_weights + self.hidden * self.mlp_matrices * widths + others
+
+    def experts_of(self, layer: int) -> ExpertShape | None:
+        """The experts of one layer; None: it has an MLP."""
+        experts = self.experts
+        if experts is None or not experts.layers[layer % len(experts.layers)]:
+            return None
+        return experts
 
     def window_of(self, layer: int) -> int | None:
         """Tokens that one layer attends to; None: all before it."""
@@ -91,7 +126,8 @@ def mean_keys(shape: ModelShape, window: int | None, convention: Convention) -> 
 
 def flops_per_token(shape: ModelShape, convention: Convention) -> float:
     """FLOPs of forward and backward for one token."""
-    weights = shape.layers * shape.block_weights + shape.vocab_size * shape.hidden
+    blocks = sum(shape.block_weights(layer) for layer in range(shape.layers))
+    weights = blocks + shape.vocab_size * shape.hidden
     return 6 * weights + 3 * sum(
         _attention_flops(shape, window, convention) for window in shape.layer_windows()
     )
@@ -102,12 +138,12 @@ def recomputed_flops_per_token(
 ) -> float:
     """FLOPs that the backward pass spends on what it did not keep, by each layer's mode."""
     total = 0.0
-    for mode, window in zip(modes, shape.layer_windows(), strict=True):
+    for layer, (mode, window) in enumerate(zip(modes, shape.layer_windows(), strict=True)):
         if mode == "none":
             continue
         total += _attention_flops(shape, window, convention)
         if mode == "full":
-            total += 2 * shape.block_weights
+            total += 2 * shape.block_weights(layer)
     return total
 
 

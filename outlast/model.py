@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from outlast.flops import ModelShape
+from outlast.flops import ExpertShape, ModelShape
+from outlast.moe import MoeSpec
 from outlast.presets import PRESETS, PresetName
 from outlast.section import Section
 
@@ -119,6 +120,7 @@ class ModelSpec(Section):
         description="Non-linearity of the MLP; relu2 is the square of relu. swiglu, geglu and "
         "geglu_tanh have a gate beside the input, which silu, gelu or gelu_tanh is taken of.",
     )
+    moe: MoeSpec = MoeSpec()
     positions: Literal["learned", "rope", "none"] = Field(
         "learned", description="How a token knows its place."
     )
@@ -189,6 +191,11 @@ class ModelSpec(Section):
         return self.ffn_hidden if self.ffn_hidden is not None else 4 * self.hidden
 
     @property
+    def expert_hidden(self) -> int:
+        """Width of an expert."""
+        return self.mlp_hidden if self.moe.ffn_hidden is None else self.moe.ffn_hidden
+
+    @property
     def num_kv_heads(self) -> int:
         return self.kv_heads if self.kv_heads is not None else self.heads
 
@@ -236,4 +243,19 @@ class ModelSpec(Section):
             seq_len=self.seq_len,
             gated=self.is_gated,
             windows=kinds,
+            experts=self._experts,
+        )
+
+    @property
+    def _experts(self) -> ExpertShape | None:
+        moe = self.moe
+        if moe.num_experts == 0:
+            return None
+        return ExpertShape(
+            number=moe.num_experts,
+            per_token=moe.experts_per_token,
+            hidden=self.expert_hidden,
+            shared_hidden=moe.shared_ffn_hidden,
+            shared_gate=moe.shared_gate,
+            layers=tuple(kind == "experts" for kind in moe.pattern),
         )

@@ -39,12 +39,14 @@ PresetName = Literal[
     "llama3.1-70b",
     "llama3.1-405b",
     "mistral-7b",
+    "mixtral-8x7b",
     "qwen3-0.6b",
     "qwen3-1.7b",
     "qwen3-4b",
     "qwen3-8b",
     "qwen3-14b",
     "qwen3-32b",
+    "qwen3-30b-a3b",
 ]
 
 
@@ -114,6 +116,27 @@ _MISTRAL = _Family(
     source="arXiv 2310.06825",
     common={**_LLAMA_LIKE, "vocab_size": 32000, "seq_len": 8192, "window": 4096},
 )
+_MIXTRAL = _Family(
+    source="arXiv 2401.04088",
+    common={
+        **_LLAMA_LIKE,
+        "vocab_size": 32000,
+        "seq_len": 32_768,
+        "rope_theta": 1_000_000.0,
+        "moe": {
+            "num_experts": 8,
+            "router_aux_loss_coef": 0.02,
+            "router_aux_loss_over": "model",
+        },
+    },
+)
+_QWEN3_EXPERTS = {
+    "num_experts": 128,
+    "experts_per_token": 8,
+    "ffn_hidden": 768,
+    "router_aux_loss_coef": 0.001,
+    "router_aux_loss_over": "model",
+}
 
 PRESETS: Mapping[str, Preset] = {
     #                          layers  hidden  heads
@@ -144,10 +167,12 @@ PRESETS: Mapping[str, Preset] = {
     "llama3.1-70b": _LLAMA3_1.model(80, 8192, 64, ffn_hidden=28672),
     "llama3.1-405b": _LLAMA3_1.model(126, 16384, 128, ffn_hidden=53248),
     "mistral-7b": _MISTRAL.model(32, 4096, 32, ffn_hidden=14336),
+    "mixtral-8x7b": _MIXTRAL.model(32, 4096, 32, ffn_hidden=14336),
     "qwen3-0.6b": _QWEN3.model(28, 1024, 16, ffn_hidden=3072, tied_embeddings=True),
     "qwen3-1.7b": _QWEN3.model(28, 2048, 16, ffn_hidden=6144, tied_embeddings=True),
     "qwen3-4b": _QWEN3.model(36, 2560, 32, ffn_hidden=9728, tied_embeddings=True),
     "qwen3-8b": _QWEN3.model(36, 4096, 32, ffn_hidden=12288),
     "qwen3-14b": _QWEN3.model(40, 5120, 40, ffn_hidden=17408),
     "qwen3-32b": _QWEN3.model(64, 5120, 64, ffn_hidden=25600),
+    "qwen3-30b-a3b": _QWEN3.model(48, 2048, 32, kv_heads=4, ffn_hidden=6144, moe=_QWEN3_EXPERTS),
 }

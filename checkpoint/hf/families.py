@@ -9,24 +9,22 @@ from collections.abc import Mapping
 
 from checkpoint.hf.families_gpt import GPT_FAMILIES
 from checkpoint.hf.families_llama import LLAMA_FAMILIES
+from checkpoint.hf.families_moe import MOE_FAMILIES
 from checkpoint.hf.family import Family
 
 # Well-known architectures that are refused, and what of them we lack or have not mapped.
 LACKING: Mapping[str, str] = {
     "bert": "attention in both directions",
     "bloom": "ALiBi",
-    "deepseek_v3": "mixture of experts and latent attention",
+    "deepseek_v3": "latent attention",
     "gemma3_text": "rotary positions with another base in local layers",
-    "gpt_oss": "mixture of experts and attention sinks",
-    "llama4_text": "mixture of experts and attention in chunks",
-    "mixtral": "mixture of experts",
+    "gpt_oss": "attention sinks",
+    "llama4_text": "attention in chunks",
     "mpt": "ALiBi",
     "olmo2": "norms of all queries and all keys together",
-    "qwen2_moe": "mixture of experts",
-    "qwen3_moe": "mixture of experts",
-    "qwen3_next": "mixture of experts and linear attention",
+    "qwen3_next": "linear attention",
     "t5": "an encoder",
 }
 FAMILIES: Mapping[str, Family] = {
-    family.name: family for family in (*LLAMA_FAMILIES, *GPT_FAMILIES)
+    family.name: family for family in (*LLAMA_FAMILIES, *GPT_FAMILIES, *MOE_FAMILIES)
 }

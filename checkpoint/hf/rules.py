@@ -25,7 +25,8 @@ class Rule:
     first: numbers of pieces, for each that is left. `joined` says how ours holds those:
     one after another, group by group of heads, or as planes of a new first dimension.
     With `columns` what is said of rows is meant of the columns of both.
-    Ours has zeros below, up to `padded_rows`.
+    Ours has zeros below, up to `padded_rows`. `stacked` planes of so many experts have a
+    dimension for the expert in front.
     """
 
     ours: str
@@ -38,6 +39,7 @@ class Rule:
     columns: bool = False
     padded_rows: int | None = None
     merged: tuple[tuple[int, ...], ...] | None = None
+    stacked: int | None = None
 
     def to_ours(self, found: Mapping[str, Tensor]) -> Tensor:
         """Our tensor. Raises ValueError where a shape is not what the rule says."""
@@ -88,7 +90,12 @@ class Rule:
             case "rows":
                 return torch.cat(list(pieces))
             case "planes":
-                return torch.stack(list(pieces))
+                planes = torch.stack(list(pieces))
+                return (
+                    planes
+                    if self.stacked is None
+                    else torch.unflatten(planes, 0, (self.stacked, -1))
+                )
             case "groups":
                 by_group = [piece.reshape(self.groups, -1, *piece.shape[1:]) for piece in pieces]
                 return torch.cat(by_group, dim=1).flatten(0, 1)
@@ -98,7 +105,7 @@ class Rule:
             case "rows":
                 return torch.split(whole[: sum(self.pieces)], self._sizes)
             case "planes":
-                return whole.unbind()
+                return (whole if self.stacked is None else whole.flatten(0, 1)).unbind()
             case "groups":
                 by_group = torch.unflatten(whole, 0, (self.groups, -1))
                 sizes = [rows // self.groups for rows in self._sizes]

@@ -119,7 +119,20 @@ def _value(model: ModelSpec, name: str) -> Any:
     """A field, or what it is if it is not given."""
     if name == "attention_scale" and model.attention_scale is None:
         return model.width_of_head**-0.5
+    if name == "moe":
+        return _experts(model)
     return getattr(model, _DERIVED.get(name, name))
+
+
+def _experts(model: ModelSpec) -> Fields:
+    """What decides the experts; the router's losses are the trainer's own."""
+    moe = model.moe
+    if moe.num_experts == 0:
+        return {}
+    losses = {"router_aux_loss_coef", "router_aux_loss_over", "router_z_loss_coef"}
+    kinds = [moe.pattern[layer % len(moe.pattern)] for layer in range(model.layers)]
+    found = moe.model_dump(exclude=losses)
+    return found | {"ffn_hidden": model.expert_hidden, "pattern": kinds}
 
 
 def _without_constants(config: Config, family: Family) -> Fields:

@@ -56,6 +56,21 @@ def _check_mlp(spec: JobSpec) -> list[FieldProblem]:
     return _tensor_split(spec, "model.ffn_hidden", spec.model.mlp_hidden)
 
 
+def _check_experts(spec: JobSpec) -> list[FieldProblem]:
+    """Each expert is split as an MLP is."""
+    moe = spec.model.moe
+    if moe.num_experts == 0:
+        return []
+    of_layers = [] if moe.ffn_hidden is None else [("ffn_hidden", moe.ffn_hidden)]
+    widths = [*of_layers, ("shared_ffn_hidden", moe.shared_ffn_hidden)]
+    return [
+        problem
+        for name, width in widths
+        if width
+        for problem in _tensor_split(spec, f"model.moe.{name}", width)
+    ]
+
+
 def _check_vocabulary(spec: JobSpec) -> list[FieldProblem]:
     found = _tensor_split(spec, "model.vocab_size", spec.model.vocab_rows)
     # Of a padded one, the number that is given is not the one that does not fit.
@@ -246,7 +261,14 @@ def _check_replicas(spec: JobSpec) -> list[FieldProblem]:
 
 
 RULES = (
-    *(_check_heads, _check_kv_heads, _check_mlp, _check_vocabulary, _check_sequence),
+    *(
+        _check_heads,
+        _check_kv_heads,
+        _check_mlp,
+        _check_experts,
+        _check_vocabulary,
+        _check_sequence,
+    ),
     *(_check_stages, _check_schedule, _check_layer_split, _check_recompute),
     *(_check_zero, _check_batch, _check_resources, _check_replicas),
 )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Name of a tensor to its type and its shape over all ranks.
 SavedTensors = Mapping[str, tuple[str, tuple[int, ...]]]
 
+_EXPERTS = ".mlp.experts.up"
 _BLOCK = re.compile(r"model\.blocks\.(\d+)\.")
 
 
@@ -51,6 +52,10 @@ def _sizes(saved: SavedTensors, spec: JobSpec) -> Iterator[tuple[str, object, ob
     yield "model.hidden", tokens[1], model.hidden
     if len(down := shapes.get("model.blocks.0.mlp.down.weight", ())) == 2:
         yield "model.ffn_hidden", down[1], model.mlp_hidden
+    experts = next((shapes[each] for each in sorted(shapes) if each.endswith(_EXPERTS)), ())
+    yield "model.moe.num_experts", experts[0] if experts else 0, model.moe.num_experts
+    if len(experts) == 4 and model.moe.num_experts:
+        yield "model.moe.ffn_hidden", experts[2], model.expert_hidden
     if len(qkv := shapes.get("model.blocks.0.attention.qkv.weight", ())) == 2:
         # Keys and values share what queries leave.
         width = model.width_of_head

@@ -187,7 +187,56 @@ def _check_options(spec: JobSpec) -> list[FieldProblem]:
     return problems
 
 
+def _check_experts(spec: JobSpec) -> list[FieldProblem]:
+    model, moe = spec.model, spec.model.moe
+    field = "model.moe"
+    given = changed(moe)
+    if not given:
+        return []
+    if moe.num_experts == 0:
+        return [
+            only_with(f"{field}.{name}", _listed(value), f"{field}.num_experts > 0", 0)
+            for name, value in given.items()
+        ]
+    if model.block == "parallel":
+        # Its one output projection serves both branches.
+        needed = "model.block = serial"
+        return [only_with(f"{field}.num_experts", moe.num_experts, needed, "parallel")]
+    problems = []
+    if moe.experts_per_token > moe.num_experts:
+        problems.append(
+            FieldProblem(
+                field=f"{field}.experts_per_token",
+                message=f"is {moe.experts_per_token}, more than {field}.num_experts = "
+                f"{moe.num_experts}; allowed: 1 to {moe.num_experts}",
+            )
+        )
+    if "experts" not in moe.pattern:
+        problems.append(
+            FieldProblem(
+                field=f"{field}.pattern",
+                message="has no layer with experts; allowed: patterns with at least one, or "
+                f"{field}.num_experts = 0",
+            )
+        )
+    if moe.shared_gate and not moe.shared_ffn_hidden:
+        needed = f"{field}.shared_ffn_hidden > 0"
+        problems.append(only_with(f"{field}.shared_gate", "true", needed, 0))
+    if moe.router_aux_loss_over == "model" and not moe.router_aux_loss_coef:
+        needed = f"{field}.router_aux_loss_coef > 0"
+        problems.append(only_with(f"{field}.router_aux_loss_over", "model", needed, 0))
+    if model.mlp_bias and "dense" not in moe.pattern:
+        message = "is true, and experts have no biases; allowed: false"
+        problems.append(FieldProblem(field="model.mlp_bias", message=message))
+    return problems
+
+
+def _listed(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
 RULES = (
     *(_check_hidden, _check_heads, _check_fused, _check_vocabulary),
     *(_check_rotation, _check_rope_scaling, _check_window, _check_options),
+    _check_experts,
 )

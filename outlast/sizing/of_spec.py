@@ -65,6 +65,7 @@ def _model_facts(model: ModelSpec) -> ModelFacts:
         dropout=model.dropout > 0,
         attention_dropout=model.attention_dropout > 0,
         attention_softcap=model.attention_softcap is not None,
+        router_terms=model.moe.num_router_terms,
     )
 
 

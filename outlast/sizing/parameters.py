@@ -41,6 +41,8 @@ class ModelFacts:
     dropout: bool = False
     attention_dropout: bool = False
     attention_softcap: bool = False
+    router_terms: int = 0
+    """Numbers of the router's losses, which go from chunk to chunk beside the stream."""
 
     def rotates(self, layer: int) -> bool:
         """Whether one layer turns its queries and keys."""
@@ -152,7 +154,7 @@ def total_parameters(facts: PlanInput) -> int:
     """Parameters of the whole model, each counted once."""
     model = facts.model
     return (
-        model.shape.layers * _block_parameters(model, 1)
+        sum(_block_parameters(model, layer, 1) for layer in range(model.shape.layers))
         + _input_parameters(model, 1)
         + _output_parameters(model, 1, has_table=not model.tied_embeddings)
     )
@@ -165,7 +167,7 @@ def stage_units(facts: PlanInput, stage: int) -> Units:
     has_table = not model.tied_embeddings or facts.splits_tied_table
     is_last = any(part.is_last for part in parts)
     return Units(
-        blocks=(_block_parameters(model, tp),) * sum(len(part.layers) for part in parts),
+        blocks=tuple(_block_parameters(model, layer, tp) for layer in layers_of(parts)),
         input_ends=_input_parameters(model, tp) if any(part.is_first for part in parts) else 0,
         output_ends=_output_parameters(model, tp, has_table=has_table) if is_last else 0,
     )
@@ -179,7 +181,11 @@ def summed_by_tensor_ranks(facts: PlanInput, stage: int) -> int:
     model, units = facts.model, stage_units(facts, stage)
     table = _table_parameters(model, facts.layout.tp) if facts.splits_tied_table else 0
     # A tied table that two chunks hold is a bucket of its own.
-    buckets = [(block, _replicated_parameters(model)) for block in units.blocks]
+    layers = layers_of(facts.parts(stage))
+    buckets = [
+        (block, _replicated_parameters(model, layer))
+        for layer, block in zip(layers, units.blocks, strict=True)
+    ]
     if units.input_ends:
         buckets.append((units.input_ends - table, _position_parameters(model)))
     if units.output_ends:
@@ -191,10 +197,12 @@ def summed_by_tensor_ranks(facts: PlanInput, stage: int) -> int:
 def layer_kinds(facts: PlanInput, parts: Iterable[ModelPart]) -> dict[int, int]:
     """Of layers that are alike one, and how many there are: a deep model has few kinds."""
     model = facts.model
-    first: dict[tuple[str, int | None, bool], int] = {}
+    first: dict[tuple[str, int | None, bool, bool], int] = {}
     counts: dict[int, int] = {}
     for layer in layers_of(parts):
-        kind = facts.recompute[layer], model.shape.window_of(layer), model.rotates(layer)
+        has_experts = model.shape.experts_of(layer) is not None
+        window = model.shape.window_of(layer)
+        kind = facts.recompute[layer], window, model.rotates(layer), has_experts
         alike = first.setdefault(kind, layer)
         counts[alike] = counts.get(alike, 0) + 1
     return counts
@@ -205,23 +213,31 @@ def layers_of(parts: Iterable[ModelPart]) -> list[int]:
     return [layer for part in parts for layer in part.layers]
 
 
-def _block_parameters(model: ModelFacts, tp: int) -> int:
-    shape = model.shape
-    sharded = shape.block_weights
+def _block_parameters(model: ModelFacts, layer: int, tp: int) -> int:
+    shape, experts = model.shape, model.shape.experts_of(layer)
+    sharded = shape.attention_weights
     if model.qkv_bias:
         sharded += shape.qkv_width
-    if model.mlp_bias:
-        sharded += shape.mlp_in_width
-    return sharded // tp + _replicated_parameters(model)
+    if experts is None:
+        sharded += shape.hidden * shape.mlp_matrices * shape.mlp_hidden
+        sharded += shape.mlp_in_width if model.mlp_bias else 0
+    else:
+        widths = experts.number * experts.hidden + experts.shared_hidden
+        sharded += shape.hidden * shape.mlp_matrices * widths
+    return sharded // tp + _replicated_parameters(model, layer)
 
 
-def _replicated_parameters(model: ModelFacts) -> int:
-    """Norms of a block, and biases of what goes back into the stream."""
+def _replicated_parameters(model: ModelFacts, layer: int) -> int:
+    """Norms of a block, biases of what goes back into the stream, and its router."""
     row_biases = model.attention_bias + model.mlp_bias
     if model.parallel_block:
         # One projection back into the stream serves both branches.
         row_biases = min(model.block_biases, row_biases)
     vectors = model.norms_per_block * model.norm_vectors + row_biases
+    experts = model.shape.experts_of(layer)
+    if experts is not None:
+        # Experts have no biases; the router has a vector for each of them.
+        vectors += experts.number + experts.shared_gate - model.mlp_bias
     return vectors * model.shape.hidden + _head_norm_parameters(model)
 
 

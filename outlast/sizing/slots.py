@@ -9,7 +9,7 @@ Source of what is split: ZeRO (arXiv 1910.02054).
 
 from __future__ import annotations
 
-from outlast.sizing.parameters import PlanInput, stage_units
+from outlast.sizing.parameters import PlanInput, layers_of, stage_units
 
 # `checkpoint.stage.slotfile`: what lies before the tensors of a slot.
 _HEADER_BYTES = 64 << 10
@@ -20,6 +20,9 @@ _FRAME_BYTES = 2 << 10
 _SUMMED_BYTES, _SUM_BYTES = 4 << 20, 8
 # The most parameters that a block has, and the ends of a model (`trainer.model`).
 _BLOCK_TENSORS, _END_TENSORS = 18, 6
+# What a block with experts has beside these, and how many more cuts their tensors take, which
+# have one dimension more.
+_EXPERT_TENSORS, _EXPERT_CUTS = 4, 2
 # How many more rectangles a unit comes in when ZeRO cuts it: at each border through a tensor of
 # at most three dimensions. A stage's ends are up to four units.
 _CUTS, _END_UNITS = 4, 4
@@ -46,5 +49,7 @@ def saved_bytes(facts: PlanInput, stage: int) -> int:
 def _num_tensors(facts: PlanInput, stage: int) -> int:
     """No fewer than the tensors, or parts of such, that a rank has of the weights."""
     cuts = _CUTS if facts.zero.level >= 1 else 0
-    num_blocks = len(stage_units(facts, stage).blocks)
-    return num_blocks * (_BLOCK_TENSORS + cuts) + _END_TENSORS + _END_UNITS * cuts
+    blocks = layers_of(facts.parts(stage))
+    with_experts = sum(facts.model.shape.experts_of(layer) is not None for layer in blocks)
+    more = with_experts * (_EXPERT_TENSORS + (_EXPERT_CUTS if cuts else 0))
+    return len(blocks) * (_BLOCK_TENSORS + cuts) + more + _END_TENSORS + _END_UNITS * cuts

@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from tests.trainer.hf_models import CONFIGS
+from tests.trainer.hf_models import CONFIGS, loss_of
 
 _ROOT = Path(__file__).parents[2]
 # As the spec has it. Where a gradient is nearly zero, epsilon keeps its rounding out of the step:
 # with 1e-8 that alone moves single weights by up to 1e-4, in either program.
+MICRO_BATCH = 2
 LR, BETAS, EPS, DECAY, CLIP = 1e-3, (0.9, 0.95), 1e-5, 0.1, 1.0
 
 
@@ -43,7 +44,7 @@ def train(folder: Path) -> None:
     losses = {}
     for name, (model_class, config_class, options) in CONFIGS.items():
         config = getattr(transformers, config_class)(**options)
-        config._attn_implementation = "eager"
+        config._attn_implementation = config._experts_implementation = "eager"
         model = getattr(transformers, model_class)(config).eval()
         with torch.no_grad():
             for parameter in model.parameters():
@@ -68,8 +69,7 @@ def _steps(model: Any, batches: Any) -> list[float]:
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS)
     losses = []
     for rows in batches:
-        logits = model(rows[:, :-1], use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        loss = loss_of(model, rows[:, :-1], rows[:, 1:], MICRO_BATCH)
         losses.append(loss.item())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)

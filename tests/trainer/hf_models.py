@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, MLP = 4, 32, 4, 2, 48
@@ -24,6 +24,7 @@ _SHAPE = {
 _WIDE_HEADS = {"head_dim": 12}
 
 
+_EXPERT_NAMES = ("gate_proj", "up_proj", "down_proj")
 # Names that files have, where those in memory are others.
 _SAVED_AS = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
 
@@ -203,6 +204,45 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**_SHAPE, "head_dim": 8, "attention_bias": True, "mlp_bias": True},
     ),
 }
+CONFIGS |= {
+    # With the router's loss, of all layers together.
+    "mixtral": (
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        {
+            **_SHAPE,
+            "num_local_experts": 4,
+            "sliding_window": WINDOW,
+            "output_router_logits": True,
+            "router_aux_loss_coef": 0.05,
+        },
+    ),
+    "qwen2-moe": (
+        "Qwen2MoeForCausalLM",
+        "Qwen2MoeConfig",
+        {
+            **_SHAPE,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 24,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "qwen3-moe": (
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        {
+            **_SHAPE,
+            **_WIDE_HEADS,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [0],
+        },
+    ),
+}
 # What a spec adds to the section: of the second tensor rank half the rows are padding, or all.
 _PADDED = {"qwen3": {"vocab_multiple": 128}, "gemma": {"vocab_multiple": 256}}
 
@@ -215,6 +255,21 @@ def section_for(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return {**section_of(config), **_PADDED.get(name, {}), "seq_len": SEQ_LEN}
 
 
+def loss_of(model: Any, tokens: Any, targets: Any, micro_batch: int) -> Any:
+    """The mean loss; the router's, where the config asks for it, of each micro-batch by itself."""
+    import torch
+
+    if not getattr(model.config, "output_router_logits", False):
+        logits = model(tokens, use_cache=False).logits
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    losses = []
+    for part, wanted in zip(tokens.split(micro_batch), targets.split(micro_batch), strict=True):
+        found = model(part, use_cache=False)
+        loss = torch.nn.functional.cross_entropy(found.logits.flatten(0, 1), wanted.flatten())
+        losses.append(loss + model.config.router_aux_loss_coef * found.aux_loss)
+    return torch.stack(losses).mean()
+
+
 def by_rules(section: Mapping[str, Any], family: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Arrays of `transformers` under our names, all of them used and given back as they were."""
     import torch
@@ -225,6 +280,7 @@ def by_rules(section: Mapping[str, Any], family: str, arrays: Mapping[str, Any])
 
     saved_as = _SAVED_AS.get(family, {})
     theirs = {saved_as.get(name, name): torch.from_numpy(each) for name, each in arrays.items()}
+    theirs = dict(_experts_apart(family, theirs))
     found, returned = {}, {}
     for rule in rules_of(ModelSpec.model_validate(dict(section)), FAMILIES[family]):
         ours = rule.to_ours(theirs)
@@ -233,3 +289,20 @@ def by_rules(section: Mapping[str, Any], family: str, arrays: Mapping[str, Any])
     assert returned.keys() == theirs.keys()
     assert all(torch.equal(returned[name], tensor) for name, tensor in theirs.items())
     return found
+
+
+def _experts_apart(family: str, found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Experts are tensors of their own in files, and one in memory."""
+    gate, up, down = ("w1", "w3", "w2") if family == "mixtral" else _EXPERT_NAMES
+    for name, tensor in found.items():
+        if family == "mixtral":
+            name = name.replace(".mlp.", ".block_sparse_moe.")
+        if name.endswith("experts.gate_up_proj"):
+            for expert, both in enumerate(tensor):
+                for part, rows in zip((gate, up), both.chunk(2), strict=True):
+                    yield name.replace("gate_up_proj", f"{expert}.{part}.weight"), rows
+        elif name.endswith("experts.down_proj"):
+            for expert, rows in enumerate(tensor):
+                yield name.replace("down_proj", f"{expert}.{down}.weight"), rows
+        else:
+            yield name, tensor

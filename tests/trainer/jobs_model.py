@@ -18,9 +18,10 @@ from outlast.sizing.partition import stage_parts
 from outlast.spec import JobSpec
 from tests.trainer.jobs import mesh_of
 from tests.trainer.jobs_zero import shards_of
-from tests.trainer.oracles import MODELS
+from tests.trainer.oracles import MICRO_BATCH, MODELS
 from tests.trainer.ranks import RankContext
 from trainer.core import schedule as schedules
+from trainer.model.carried import carried_rows
 from trainer.model.config import GptConfig
 from trainer.model.dropout import DropoutKey
 from trainer.model.gpt import GptChunk
@@ -32,8 +33,6 @@ from trainer.parallel.tensor import TensorParallel, column_linear
 from trainer.parallel.vocab import vocab_loss
 from trainer.parallel.zero import DataParallel
 from trainer.worker.configure import gpt_config, zero_config
-
-MICRO_BATCH = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +113,7 @@ def _engine(
         num_chunks=run.virtual_stages,
     )
     local_seq = config.seq_len // mesh.tp.size if split else config.seq_len
+    local_seq += carried_rows(config, MICRO_BATCH, mesh.tp.size)
     return PipelineEngine(
         chunks,
         mesh,

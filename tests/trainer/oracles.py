@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from tests.trainer.hf_models import CONFIGS, by_rules, section_for
+from tests.trainer.hf_models import CONFIGS, by_rules, loss_of, section_for
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, MLP = 4, 32, 4, 2, 48
 VOCAB, SEQ_LEN, SAMPLES, WINDOW = 96, 80, 8, 24
+MICRO_BATCH = 2
 
 _COMMON = {
     "layers": LAYERS,
@@ -82,11 +83,12 @@ def main(path: str) -> None:
     found: Arrays = {"tokens": tokens.numpy(), "targets": targets.numpy()}
     for name in (*MODELS, *CONFIGS):
         model = _build(name)
-        logits = model(tokens, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        with torch.no_grad():
+            logits = model(tokens, use_cache=False).logits
+        loss = loss_of(model, tokens, targets, MICRO_BATCH)
         loss.backward()
         parameters = dict(model.named_parameters())
-        found[f"{name}/logits"] = logits.detach().numpy()
+        found[f"{name}/logits"] = logits.numpy()
         found[f"{name}/loss"] = loss.item()
         weights = {key: value.detach().numpy() for key, value in parameters.items()}
         gradients = {key: value.grad.numpy() for key, value in parameters.items()}
@@ -107,7 +109,7 @@ def _build(name: str) -> Any:
 
     model_class, config_class, options = (_CLASSES | CONFIGS)[name]
     config = getattr(transformers, config_class)(**options)
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     model = getattr(transformers, model_class)(config).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():

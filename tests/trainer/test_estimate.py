@@ -143,6 +143,37 @@ MEASURED: dict[str, dict[str, Any]] = {
         "parallel": WIDE,
         "model": {**LLAMA, "rope_pattern": ["none", "none", "rope"]},
     },
+    "experts": {"parallel": WIDE, "model": {**LLAMA, "moe": {"num_experts": 4}}},
+    "experts_plain": {
+        "parallel": {"tp": 2, **WIDE, "sequence_parallel": False, "recompute": "full"},
+        "model": {
+            "mlp_bias": False,
+            "moe": {"num_experts": 4, "ffn_hidden": 96, "router_z_loss_coef": 0.1},
+        },
+    },
+    "experts_and_shared": {
+        "parallel": {"tp": 2, "pp": 2, **WIDE},
+        "model": {
+            **LLAMA,
+            "moe": {
+                "num_experts": 8,
+                "ffn_hidden": 64,
+                "shared_ffn_hidden": 128,
+                "shared_gate": True,
+                "pattern": ["dense", "experts"],
+                "router_aux_loss_coef": 0.1,
+            },
+        },
+    },
+    "experts_bf16": {
+        "precision": "bf16",
+        "parallel": WIDE,
+        "model": {**LLAMA, "moe": {"num_experts": 4, "shared_ffn_hidden": 64}},
+    },
+    "experts_zero_3": {
+        **zero(3, "micro_batch", **WIDE),
+        "model": {**LLAMA, "layers": 8, "moe": {"num_experts": 2, "ffn_hidden": 64}},
+    },
     "norms_after": {"parallel": WIDE, "model": {**LLAMA, "norm_place": "after"}},
     "window": {"parallel": WIDE, "model": {"window": 16, "seq_len": 128}},
     "megascale": {

@@ -59,6 +59,13 @@ def jobs(draw: st.DrawFn) -> JobSpec:
         "norm": norm,
         "norm_place": "before" if block == "parallel" else draw(st.sampled_from(_NORM_PLACES)),
     }
+    if block == "serial" and not model["mlp_bias"] and draw(st.booleans()):
+        model["moe"] = {
+            "num_experts": draw(st.sampled_from((2, 7))),
+            "ffn_hidden": 2 * draw(st.integers(1, 20)),
+            "pattern": draw(st.sampled_from((["experts"], ["dense", "experts"]))),
+            "shared_ffn_hidden": draw(st.sampled_from((0, 6))),
+        }
     return parse_spec(
         {
             "name": "job",

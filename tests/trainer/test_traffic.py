@@ -22,6 +22,18 @@ UNTIED = {"tied_embeddings": False}
 EACH = {"reduce_after": "micro_batch", "reshard_after": "micro_batch"}
 ONCE = {"reduce_after": "step", "reshard_after": "step"}
 LLAMA = {"positions": "rope", "activation": "swiglu", "norm": "rmsnorm", "kv_heads": 2}
+EXPERTS = {
+    **LLAMA,
+    "mlp_bias": False,
+    "moe": {
+        "num_experts": 4,
+        "pattern": ["dense", "experts"],
+        "shared_ffn_hidden": 32,
+        "shared_gate": True,
+        "router_aux_loss_coef": 0.1,
+        "router_aux_loss_over": "model",
+    },
+}
 
 
 def case(model: dict[str, Any] | None = None, **parallel: Any) -> dict[str, Any]:
@@ -45,6 +57,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2_for_one_kv_head": case(
         {"kv_heads": 1, "block": "parallel"}, tp=2, sequence_parallel=False, recompute="full"
     ),
+    "tp2_sp_experts": case(EXPERTS, tp=2),
+    "tp2_experts": case(EXPERTS, tp=2, sequence_parallel=False, recompute="full"),
+    "tp2_pp2_sp_experts": case(EXPERTS, tp=2, pp=2, recompute="full"),
     "pp2": case(pp=2),
     "pp2_untied": case(UNTIED, pp=2),
     "pp2_uneven": case(pp=2, layer_split=[3, 1]),

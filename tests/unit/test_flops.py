@@ -119,8 +119,8 @@ def test_a_window_takes_work_away_from_local_layers_only() -> None:
 
 def test_grouped_queries_and_a_gate_change_the_projections() -> None:
     shape = tiny(kv_heads=2, activation="swiglu", ffn_hidden=24)
-    assert shape.block_weights == 16 * (16 + 2 * 8) + 16 * 16 + 3 * 16 * 24
-    assert tiny().block_weights == 12 * 16 * 16
+    assert shape.block_weights(0) == 16 * (16 + 2 * 8) + 16 * 16 + 3 * 16 * 24
+    assert tiny().block_weights(0) == 12 * 16 * 16
 
 
 def test_devices_are_found_by_name_and_by_peak() -> None:

@@ -11,7 +11,47 @@ from outlast.spec.parse import parse_spec
 ROPE = {"positions": "rope"}
 LLAMA3 = {"kind": "llama3", "factor": 8.0, "original_seq_len": 64}
 
+
+def experts(**fields: object) -> dict[str, object]:
+    return {"mlp_bias": False, "moe": {"num_experts": 4, **fields}}
+
+
 WRONG = {
+    "a field of experts without any": (
+        {"moe": {"ffn_hidden": 8}},
+        "model.moe.ffn_hidden",
+        "is 8, which applies only with model.moe.num_experts > 0, not 0; leave it out",
+    ),
+    "experts of a parallel block": (
+        {**experts(), "block": "parallel"},
+        "model.moe.num_experts",
+        "is 4, which applies only with model.block = serial, not parallel",
+    ),
+    "more choices than experts": (
+        experts(experts_per_token=5),
+        "model.moe.experts_per_token",
+        "is 5, more than model.moe.num_experts = 4; allowed: 1 to 4",
+    ),
+    "layers that are all dense": (
+        experts(pattern=["dense"]),
+        "model.moe.pattern",
+        "has no layer with experts; allowed: patterns with at least one",
+    ),
+    "a gate without a shared expert": (
+        experts(shared_gate=True),
+        "model.moe.shared_gate",
+        "applies only with model.moe.shared_ffn_hidden > 0",
+    ),
+    "a way to balance without a factor": (
+        experts(router_aux_loss_over="model"),
+        "model.moe.router_aux_loss_over",
+        "applies only with model.moe.router_aux_loss_coef > 0",
+    ),
+    "biases of experts": (
+        {"moe": {"num_experts": 4}},
+        "model.mlp_bias",
+        "is true, and experts have no biases; allowed: false",
+    ),
     "scaling without rope": (
         {"rope_scaling": LLAMA3},
         "model.rope_scaling.kind",

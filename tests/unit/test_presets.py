@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from outlast.cli.errors import ExitCode
+from outlast.flops import Convention, flops_per_token
 from outlast.presets import PRESETS, PresetName
 from outlast.problems import SpecError
 from outlast.sizing.of_spec import num_parameters
@@ -27,6 +28,8 @@ RELEASED = {
     "llama3.1-70b": 70_553_706_496,
     "llama3.1-405b": 405_853_388_800,
     "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-30b-a3b": 30_532_122_624,
 }
 # In billions, as printed: arXiv 1909.08053 table 1, 2104.04473 table 1, 2402.15627 table 1.
 PRINTED = {
@@ -85,6 +88,16 @@ def test_fields_beside_a_preset_count_instead_of_its_own() -> None:
 def test_a_spec_that_was_written_out_is_the_same_model() -> None:
     spec = spec_of(preset="mistral-7b", window=512)
     assert parse_spec(spec.model_dump(mode="json")) == spec
+
+
+# Of Mixtral the paper's abstract, of Qwen 3 the model's card.
+@pytest.mark.parametrize(("name", "billions"), [("mixtral-8x7b", 12.9), ("qwen3-30b-a3b", 3.3)])
+def test_flops_are_those_of_the_experts_that_a_token_goes_to(name: str, billions: float) -> None:
+    shape = spec_of(preset=name, window=None, seq_len=16).model.shape
+    weights = flops_per_token(shape, Convention.FULL) / 6
+    # The token table is looked up, not multiplied with.
+    active = weights + shape.vocab_size * shape.hidden
+    assert active / 1e9 == pytest.approx(billions, abs=0.06)
 
 
 def test_a_wrong_preset_is_one_problem() -> None:

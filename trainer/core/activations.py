@@ -80,6 +80,7 @@ def block_bytes(facts: PlanInput, layer: int, mode: str | None = None) -> int:
         # On a CPU it is several operations, and the scaled input is kept between them.
         outputs *= 2
     values = (inputs + outputs) * stream + _projected_values(facts) + _shared_weights(facts)
+    values += _mlp_values(facts, layer)
     statistics = 2 * model.norms_per_block * stream // model.shape.hidden
     if mode != "selective":
         values += _attention_values(facts, layer)
@@ -87,7 +88,7 @@ def block_bytes(facts: PlanInput, layer: int, mode: str | None = None) -> int:
     if model.dropout:
         # The mask of each sum that goes into the stream.
         values += stream * (1 if model.parallel_block else 2)
-    return values * size + statistics * _STATISTIC_BYTES
+    return values * size + statistics * _STATISTIC_BYTES + _routing_bytes(facts, layer)
 
 
 def loss_bytes(facts: PlanInput) -> int:
@@ -106,13 +107,10 @@ def loss_bytes(facts: PlanInput) -> int:
 
 
 def _projected_values(facts: PlanInput) -> int:
-    """Around the linear layers: what comes out of the first and goes into the last."""
+    """Around attention's linear layers: what comes out of the first and goes into the last."""
     model, shape = facts.model, facts.model.shape
     qkv_width = shape.query_width + 2 * _kv_width(facts)
-    per_token = qkv_width + shape.mlp_in_width + shape.query_width + shape.mlp_hidden
-    if shape.gated:
-        # The gate after its non-linearity, which the product with the other half needs.
-        per_token += shape.mlp_hidden
+    per_token = qkv_width + shape.query_width
     if model.parallel_block and model.norms_per_block == 1:
         # One projection is cut in two by group. A branch with a bias copies its part; the
         # projection itself lives as long as one part is looked at where it lies.
@@ -120,6 +118,40 @@ def _projected_values(facts: PlanInput) -> int:
         copied = model.qkv_bias * qkv_width + model.mlp_bias * shape.mlp_in_width
         per_token += copied if 0 < copied < whole else 0
     return facts.tokens // facts.layout.tp * per_token
+
+
+def _mlp_values(facts: PlanInput, layer: int) -> int:
+    """Around the linear layers of an MLP, or of the experts of a layer."""
+    shape, tp = facts.model.shape, facts.layout.tp
+    # The gate after its non-linearity, which the product with the other half needs.
+    per_unit = 4 if shape.gated else 2
+    experts = shape.experts_of(layer)
+    if experts is None:
+        return facts.tokens // tp * per_unit * shape.mlp_hidden
+    slots = facts.tokens * experts.per_token
+    # Each slot's token, all of its width on each rank, and what its expert has made of it.
+    values = slots * (2 * shape.hidden + per_unit * experts.hidden // tp)
+    if experts.shared_hidden:
+        values += facts.tokens * per_unit * experts.shared_hidden // tp
+        if facts.sequence_parallel:
+            values += facts.tokens * shape.hidden
+    if experts.shared_gate:
+        values += facts.tokens * shape.hidden
+    return values
+
+
+def _routing_bytes(facts: PlanInput, layer: int) -> int:
+    """Where each slot goes, and the router's numbers of all experts for each token."""
+    experts = facts.model.shape.experts_of(layer)
+    if experts is None:
+        return 0
+    own = facts.tokens // facts.layout.tp if facts.sequence_parallel else facts.tokens
+    exact = max(_STATISTIC_BYTES, facts.sizes.weight)
+    # A copy of the tokens in the router's type, where it is another.
+    copied = own * facts.model.shape.hidden * exact if exact != facts.sizes.weight else 0
+    # Slots that are moved there and back.
+    places = 2 * facts.tokens * experts.per_token * _INDEX_BYTES
+    return places + own * experts.number * exact + copied
 
 
 def _kv_width(facts: PlanInput) -> int:

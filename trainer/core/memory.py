@@ -135,11 +135,13 @@ _receive_buffers = lru_cache(maxsize=8)(receive_buffers)
 def _working_bytes(facts: PlanInput, stage: int, units: Units, activations: int) -> int:
     """The largest need of a moment, on top of everything that is kept."""
     parts = facts.parts(stage)
-    block = _block_backward_bytes(facts) + _reduced_bytes(facts, units)
-    needs = [block]
-    needs += [
+    reduced = _reduced_bytes(facts, units)
+    needs = [
         # A block that is computed again keeps for a moment what it did not keep before.
-        block + block_bytes(facts, layer, "none") - block_bytes(facts, layer)
+        _block_backward_bytes(facts, layer)
+        + reduced
+        + block_bytes(facts, layer, "none")
+        - block_bytes(facts, layer)
         for layer in layer_kinds(facts, parts)
     ]
     if any(part.is_last for part in parts):
@@ -152,9 +154,16 @@ def _working_bytes(facts: PlanInput, stage: int, units: Units, activations: int)
     return max(needs)
 
 
-def _block_backward_bytes(facts: PlanInput) -> int:
+def _block_backward_bytes(facts: PlanInput, layer: int) -> int:
     """Gradients of a linear layer, while those before it are already free."""
     shape, tp = facts.model.shape, facts.layout.tp
+    experts = shape.experts_of(layer)
+    if experts is not None:
+        # All experts' matrices at once, and each slot's share of their inputs and outputs.
+        width = (2 if shape.gated else 1) * experts.hidden // tp
+        slots = facts.tokens * experts.per_token
+        values = slots * (width + shape.hidden) + experts.number * width * shape.hidden
+        return values * facts.sizes.weight
     widest = max(shape.mlp_in_width, shape.qkv_width)
     if facts.model.parallel_block:
         widest = shape.mlp_in_width + shape.qkv_width

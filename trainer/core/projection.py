@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 
 from outlast.flops import (
     Convention,
+    ExpertShape,
+    ModelShape,
     flops_per_token,
     recomputed_flops_per_token,
     utilization,
@@ -143,6 +145,7 @@ def _stage_pass(facts: PlanInput, machine: Machine, stage: int, tp_speed: float)
         shape,
         layers=len(layers),
         windows=tuple(windows[layer] for layer in layers),
+        experts=_experts_of(shape, layers),
         # The output projection is the last stage's.
         vocab_size=shape.vocab_size if any(part.is_last for part in parts) else 0,
     )
@@ -161,6 +164,13 @@ def _stage_pass(facts: PlanInput, machine: Machine, stage: int, tp_speed: float)
         backward_s=backward_s,
         tensor_s=first_s + beyond_s + end_bytes(facts, stage) / tp_speed,
     )
+
+
+def _experts_of(shape: ModelShape, layers: Sequence[int]) -> ExpertShape | None:
+    if shape.experts is None:
+        return None
+    has_experts = tuple(shape.experts_of(layer) is not None for layer in layers)
+    return replace(shape.experts, layers=has_experts)
 
 
 def _exposed_replicas_s(facts: PlanInput, stage: int, one: _Pass, speed: float) -> float:

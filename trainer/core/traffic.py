@@ -20,6 +20,7 @@ from outlast.sizing.parameters import PlanInput, layer_kinds, stage_units, summe
 _NUMBERS_PER_TOKEN = 3
 # Losses are at least fp32.
 _LOSS_BYTES = 4
+_INDEX_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +74,25 @@ def communication(facts: PlanInput) -> Communication:
 def layer_bytes(facts: PlanInput, stage: int) -> float:
     """What a stage's linear layers send to their tensor group for one micro-batch."""
     kinds = layer_kinds(facts, facts.parts(stage))
-    passes = sum(
-        count * sum(layer_passes(facts, facts.recompute[layer])) for layer, count in kinds.items()
-    )
-    return passes * _stream_bytes(facts) + _shared_head_bytes(facts, kinds)
+    passes = sum(count * sum(layer_passes(facts, layer)) for layer, count in kinds.items())
+    routing = sum(count * _routing_bytes(facts, layer) for layer, count in kinds.items())
+    return passes * _stream_bytes(facts) + routing + _shared_head_bytes(facts, kinds)
+
+
+def _routing_bytes(facts: PlanInput, layer: int) -> float:
+    """The experts that tokens of other ranks go to, and their weights with gradients."""
+    experts, tp = facts.model.shape.experts_of(layer), facts.layout.tp
+    if experts is None:
+        return 0.0
+    exact = max(_LOSS_BYTES, facts.sizes.weight)
+    weights = facts.tokens * (experts.per_token + experts.shared_gate) * exact
+    chosen = facts.tokens * experts.per_token * _INDEX_BYTES
+    # Without sequence parallelism all ranks have routed all tokens, and sum gradients of weights.
+    sent = 2 * weights
+    if facts.sequence_parallel:
+        again = facts.recompute[layer] == "full"
+        sent = (1 + again) * chosen + (2 + again) * weights
+    return sent * (tp - 1) / tp
 
 
 def _shared_head_bytes(facts: PlanInput, kinds: Mapping[int, int]) -> float:
@@ -89,7 +105,7 @@ def _shared_head_bytes(facts: PlanInput, kinds: Mapping[int, int]) -> float:
     return uses * rows * facts.sizes.weight * (tp - 1) / tp
 
 
-def layer_passes(facts: PlanInput, mode: str) -> tuple[int, int]:
+def layer_passes(facts: PlanInput, layer: int) -> tuple[int, int]:
     """Messages of one layer and micro-batch, forward and backward, in streams of (t - 1)/t.
 
     With sequence parallelism linear layers gather before columns and reduce-scatter
@@ -97,13 +113,16 @@ def layer_passes(facts: PlanInput, mode: str) -> tuple[int, int]:
     again, of which they kept a shard. Without, rows end in an all-reduce, which is as
     many bytes as both, and so does the backward pass of columns.
     """
-    model = facts.model
+    model, mode = facts.model, facts.recompute[layer]
     columns, rows = 2, 1 if model.parallel_block else 2
     if model.parallel_block and model.norms_per_block == 1:
         # One projection of the one input serves both branches.
         columns = 1
     if facts.sequence_parallel:
         forward, backward = columns + rows, 2 * columns + rows
+        if model.shape.experts_of(layer) is not None:
+            # Experts keep the tokens that they were given.
+            backward -= 1
     else:
         forward, backward = 2 * rows, 2 * columns
     again = forward if mode == "full" else 0
@@ -131,7 +150,12 @@ def end_bytes(facts: PlanInput, stage: int) -> float:
 def message_bytes(facts: PlanInput) -> int:
     """What one rank sends from a chunk to the next one: 1/t of the stream."""
     hidden = facts.model.shape.hidden
-    return facts.tokens * hidden // facts.layout.tp * facts.sizes.weight
+    sent = facts.tokens * hidden // facts.layout.tp * facts.sizes.weight
+    # `trainer.model.carried`: whole rows hold the terms of the router's losses.
+    row_bytes = facts.micro_batch * hidden * facts.sizes.weight
+    carried = facts.model.router_terms * max(_LOSS_BYTES, facts.sizes.weight)
+    rows = -(-carried // row_bytes)
+    return sent + row_bytes * rows * (facts.layout.tp if facts.sequence_parallel else 1)
 
 
 def replica_messages(facts: PlanInput, stage: int) -> ReplicaMessages:

@@ -15,7 +15,6 @@ Source: MegaScale (NSDI '24), 3.1; PaLM (arXiv 2204.02311), 2.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -33,7 +32,8 @@ from trainer.model.config import GptConfig
 from trainer.model.documents import Documents
 from trainer.model.dropout import DropoutKey
 from trainer.model.layers import HeadNorm, Layer, MlpInput, MlpUp, Norm, QkvLinear, RowLinear
-from trainer.model.recompute import recompute
+from trainer.model.moe import MoeMlp
+from trainer.model.recompute import recompute_all
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.tensor import column_linear
 
@@ -51,14 +51,21 @@ class Block(Layer, ABC):
         super().__init__(config, mesh)
         self._layer = layer
 
-    def forward(self, x_SBD: Tensor, key: DropoutKey | None, documents: Documents | None) -> Tensor:
-        """The residual stream after this block; `key` None: nothing is dropped."""
-        run: Callable[[Tensor], Tensor] = partial(self.run, key=key, documents=documents)
+    def forward(
+        self, x_SBD: Tensor, key: DropoutKey | None, documents: Documents | None
+    ) -> tuple[Tensor, ...]:
+        """The residual stream after this block, and the terms of its router's losses if any.
+
+        `key` None: nothing is dropped.
+        """
+        run = partial(self.run, key=key, documents=documents)
         recomputed = self.config.recompute_of(self._layer) == "full"
-        return recompute(run, x_SBD) if recomputed else run(x_SBD)
+        return recompute_all(run, x_SBD) if recomputed else run(x_SBD)
 
     @abstractmethod
-    def run(self, x_SBD: Tensor, key: DropoutKey | None, documents: Documents | None) -> Tensor:
+    def run(
+        self, x_SBD: Tensor, key: DropoutKey | None, documents: Documents | None
+    ) -> tuple[Tensor, ...]:
         """As `forward`, keeping what the backward pass needs."""
 
 
@@ -71,12 +78,15 @@ class SerialBlock(Block):
         self.attention_norm = Norm(config, mesh) if before else nn.Identity()
         self.attention = Attention(config, mesh, layer)
         self.mlp_norm = Norm(config, mesh) if before else nn.Identity()
-        self.mlp = Mlp(config, mesh, layer)
+        moe = config.moe_of(layer)
+        self.mlp = Mlp(config, mesh, layer) if moe is None else MoeMlp(config, mesh, moe, layer)
 
-    def run(self, x_SBD: Tensor, key: DropoutKey | None, documents: Documents | None) -> Tensor:
+    def run(
+        self, x_SBD: Tensor, key: DropoutKey | None, documents: Documents | None
+    ) -> tuple[Tensor, ...]:
         x_SBD = self.attention(self.attention_norm(x_SBD), x_SBD, key, documents)
-        out_SBD: Tensor = self.mlp(self.mlp_norm(x_SBD), x_SBD, key)
-        return out_SBD
+        out: tuple[Tensor, ...] = self.mlp(self.mlp_norm(x_SBD), x_SBD, key)
+        return out
 
 
 class Attention(Layer):
@@ -122,9 +132,8 @@ class Mlp(Layer):
             site=f"{layer}.mlp",
         )
 
-    def forward(self, x_SBD: Tensor, residual_SBD: Tensor, key: DropoutKey | None) -> Tensor:
-        out: Tensor = self.down(self.up(x_SBD), residual_SBD, key)
-        return out
+    def forward(self, x_SBD: Tensor, residual_SBD: Tensor, key: DropoutKey | None) -> tuple[Tensor]:
+        return (self.down(self.up(x_SBD), residual_SBD, key),)
 
 
 class ParallelBlock(Block):
@@ -150,12 +159,13 @@ class ParallelBlock(Block):
         )
         self._core = AttentionCore(config=config, layer=layer, tp=mesh.tp)
 
-    def run(self, x_SBD: Tensor, key: DropoutKey | None, documents: Documents | None) -> Tensor:
+    def run(
+        self, x_SBD: Tensor, key: DropoutKey | None, documents: Documents | None
+    ) -> tuple[Tensor, ...]:
         rows_SBGR, units_SBGR = self.input(x_SBD)
         mixed_SBGR = self._core(rows_SBGR, key, documents, self.head_norm)
         inner_SBGR = torch.cat((mixed_SBGR, units_SBGR), dim=-1)
-        out: Tensor = self.output(inner_SBGR.flatten(2), x_SBD, key)
-        return out
+        return (self.output(inner_SBGR.flatten(2), x_SBD, key),)
 
 
 class FusedInput(MlpInput):

@@ -45,6 +45,24 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MoeConfig:
+    """Experts of a layer; `outlast.moe.MoeSpec` says what each field is."""
+
+    num_experts: int
+    per_token: int
+    hidden: int
+    normalises: bool
+    shared_hidden: int
+    shared_gate: bool
+    pattern: tuple[Literal["experts", "dense"], ...]
+    aux_loss: float
+    aux_loss_over: Literal["layer", "model"]
+    z_loss: float
+    num_terms: int
+    """Numbers that the router's losses are made of; 0: it has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GptConfig:
     """The shape of the model and how it is computed; `outlast.spec.ModelSpec` says what each is.
 
@@ -76,6 +94,7 @@ class GptConfig:
     norm_weight: Literal["plain", "one_plus", "none"] = "plain"
     qk_norm: bool = False
     activation: Gate | Plain = "gelu_tanh"
+    moe: MoeConfig | None = None
     learned_positions: bool = True
     rope: RopeConfig | None = None
     rope_pattern: tuple[Literal["rope", "none"], ...] = ("rope",)
@@ -159,6 +178,21 @@ class GptConfig:
         """How `layer` turns queries and keys; None: not at all."""
         kind = self.rope_pattern[layer % len(self.rope_pattern)]
         return self.rope if kind == "rope" else None
+
+    def moe_of(self, layer: int) -> MoeConfig | None:
+        """The experts of `layer`; None: it has an MLP."""
+        if self.moe is None or self.moe.pattern[layer % len(self.moe.pattern)] == "dense":
+            return None
+        return self.moe
+
+    @property
+    def num_router_terms(self) -> int:
+        """Numbers of the router's losses that go from chunk to chunk beside the stream."""
+        return 0 if self.moe is None else self.moe.num_terms
+
+    @property
+    def num_moe_layers(self) -> int:
+        return sum(self.moe_of(layer) is not None for layer in range(self.layers))
 
     def recompute_of(self, layer: int) -> RecomputeMode:
         """What the backward pass of `layer` computes again."""

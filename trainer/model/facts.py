@@ -7,7 +7,7 @@ generated and then sliced, so every layout starts from the same model.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -22,6 +22,7 @@ class ParameterFacts:
     marks the two copies of an embedding that the first and last stage share;
     `counted` is False on the copy that global figures must not count again. `stored` is the name
     of the whole tensor: where a rank holds two places of one, each is a parameter of its own.
+    `stacked` says that the first dimension counts tensors that are drawn one by one.
     """
 
     global_shape: tuple[int, ...]
@@ -32,6 +33,7 @@ class ParameterFacts:
     tied: bool = False
     counted: bool = True
     stored: str = ""
+    stacked: bool = False
 
     @property
     def is_sharded(self) -> bool:
@@ -46,11 +48,25 @@ class ParameterFacts:
         """This rank's shard of the initial values, in fp32; the same on every layout."""
         match self.init:
             case "normal":
-                return _normal(seed, name, self)
+                return _stacked(seed, name, self) if self.stacked else _normal(seed, name, self)
             case "zeros":
                 return torch.zeros(self.shape)
             case "ones":
                 return torch.ones(self.shape)
+
+
+def _stacked(seed: int, name: str, facts: ParameterFacts) -> Tensor:
+    """As `_normal`, by tensor of the stack: only those held are drawn."""
+    first, *offsets = facts.offsets
+    count, *shape = facts.shape
+    one = replace(
+        facts,
+        global_shape=facts.global_shape[1:],
+        offsets=tuple(offsets),
+        shape=tuple(shape),
+        stacked=False,
+    )
+    return torch.stack([_normal(seed, f"{name}/{first + each}", one) for each in range(count)])
 
 
 def _normal(seed: int, name: str, facts: ParameterFacts) -> Tensor:

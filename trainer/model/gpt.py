@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 from outlast.sizing.partition import ModelPart
 from trainer.model.block import build_block
+from trainer.model.carried import apart, joined
 from trainer.model.config import GptConfig
 from trainer.model.documents import Documents
 from trainer.model.dropout import DropoutKey, stream_mask
 from trainer.model.layers import Norm, PositionTable, TokenTable, tensor_parallel
+from trainer.model.router import no_terms, router_loss
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.tensor import column_linear, vocab_embedding
 from trainer.parallel.vocab import vocab_loss
@@ -40,6 +42,7 @@ class GptChunk(nn.Module):
         self._config = config
         self._tp = tensor_parallel(config, mesh)
         self._key: DropoutKey | None = None
+        self._no_terms = no_terms(config, mesh.device)
         # One rank may hold both ends of a pipeline in chunks of their own.
         tied = config.tied_embeddings and not (part.is_first and part.is_last)
         if part.is_first or (part.is_last and config.tied_embeddings):
@@ -72,22 +75,34 @@ class GptChunk(nn.Module):
 
         `starts_SB` has where the document of each token begins; None: it is all one.
 
-        Without recording of gradients this is an evaluation: nothing is dropped.
+        Without recording of gradients this is an evaluation: nothing is dropped, and the loss is
+        without the router's.
         """
         drops = self._config.drops and torch.is_grad_enabled()
         assert self._key is not None or not drops, "begin says which masks a forward has"
         key = self._key if drops else None
         documents = None if starts_SB is None else Documents(starts_SB)
-        x_SBD = self._embed(tokens_SB, key, documents) if hidden is None else hidden
+        if hidden is None:
+            x_SBD, terms = self._embed(tokens_SB, key, documents), self._no_terms
+        else:
+            x_SBD, terms = apart(hidden, self._config, self._tp)
         for block in self.blocks.values():
-            x_SBD = block(x_SBD, key, documents)
-        return self._loss(x_SBD, targets_SB) if self.part.is_last else x_SBD
+            x_SBD, *more = block(x_SBD, key, documents)
+            if more and terms is not None:
+                terms = terms + more[0]
+        if not self.part.is_last:
+            return joined(x_SBD, terms, self._tp)
+        loss = self._loss(x_SBD, targets_SB)
+        if terms is None or not torch.is_grad_enabled():
+            return loss
+        # As the loss is a sum over tokens, the router's, a mean over them, counts as often.
+        return loss + router_loss(self._config, self._tp, terms) * (targets_SB >= 0).sum()
 
     def logits(self, tokens_SB: Tensor) -> Tensor:
         """What is predicted behind each token, [S, B, V], of a chunk that is the whole model."""
         x_SBD = self._embed(tokens_SB, None, None)
         for block in self.blocks.values():
-            x_SBD = block(x_SBD, None, None)
+            x_SBD, *_ = block(x_SBD, None, None)
         table = self.tokens if self.head is None else self.head
         logits = column_linear(self.norm(x_SBD), table.weight, table.bias, self._tp)
         logits = logits * self._config.logit_scale

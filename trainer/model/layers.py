@@ -122,11 +122,44 @@ class QkvLinear(Layer):
         return column_linear(x_SBD, self._weight.tensor(), bias, self.tp)
 
 
-class RowLinear(Layer):
+class IntoStream(Layer):
+    """What a branch ends with: what goes into the residual stream, and how.
+
+    `site` names it among the layer's places where something is dropped.
+    """
+
+    def __init__(
+        self, config: GptConfig, mesh: Mesh, *, site: str, bias: bool, two_biases: bool = False
+    ) -> None:
+        super().__init__(config, mesh)
+        self.bias, self.attention_bias = (
+            self.declare(name, (config.hidden,), init="zeros") if wanted else None
+            for name, wanted in (("bias", bias), ("attention_bias", two_biases))
+        )
+        # A parallel block has none: its branches are one product.
+        self.norm = None if config.norm_place == "before" else Norm(config, mesh)
+        self._site = site
+
+    def added(self, product_SBD: Tensor, residual_SBD: Tensor, key: DropoutKey | None) -> Tensor:
+        """The stream plus the product and its bias, some of it dropped by `key`."""
+        bias: Tensor | None = self.bias
+        if self.bias is not None and self.attention_bias is not None:
+            bias = self.bias + self.attention_bias
+        if self.norm is not None:
+            product_SBD = self.norm(product_SBD if bias is None else product_SBD + bias)
+            bias = None
+        scale = self.config.residual_scale
+        if scale != 1.0:
+            product_SBD, bias = product_SBD * scale, None if bias is None else bias * scale
+        keep = stream_mask(product_SBD, self._site, self.config.dropout, self.tp, key)
+        return bias_dropout_add(product_SBD, bias, residual_SBD, keep)
+
+
+class RowLinear(IntoStream):
     """A linear layer back into the residual stream; its input features are split over the group.
 
-    `site` names it among the layer's places where something is dropped. `two_biases`: that of
-    attention by itself, beside that of the MLP. `by_group`: whose columns go by group.
+    `two_biases`: that of attention by itself, beside that of the MLP. `by_group`: whose columns
+    go by group.
     """
 
     def __init__(
@@ -140,7 +173,7 @@ class RowLinear(Layer):
         two_biases: bool = False,
         by_group: Sequence[Rows] | None = None,
     ) -> None:
-        super().__init__(config, mesh)
+        super().__init__(config, mesh, site=site, bias=bias, two_biases=two_biases)
         self._weight: ByGroup | None = None
         if by_group is None:
             shape = (config.hidden, features)
@@ -158,29 +191,11 @@ class RowLinear(Layer):
                 std=config.residual_std,
                 columns=True,
             )
-        self.bias, self.attention_bias = (
-            self.declare(name, (config.hidden,), init="zeros") if wanted else None
-            for name, wanted in (("bias", bias), ("attention_bias", two_biases))
-        )
-        # A parallel block has none: its branches are one product.
-        self.norm = None if config.norm_place == "before" else Norm(config, mesh)
-        self._site = site
 
     def forward(self, x_SBF: Tensor, residual_SBD: Tensor, key: DropoutKey | None) -> Tensor:
         """The stream plus the product and its bias, some of it dropped by `key`."""
         weight = self.weight if self._weight is None else self._weight.tensor()
-        product_SBD = row_linear(x_SBF, weight, None, self.tp)
-        bias: Tensor | None = self.bias
-        if self.bias is not None and self.attention_bias is not None:
-            bias = self.bias + self.attention_bias
-        if self.norm is not None:
-            product_SBD = self.norm(product_SBD if bias is None else product_SBD + bias)
-            bias = None
-        scale = self.config.residual_scale
-        if scale != 1.0:
-            product_SBD, bias = product_SBD * scale, None if bias is None else bias * scale
-        keep = stream_mask(product_SBD, self._site, self.config.dropout, self.tp, key)
-        return bias_dropout_add(product_SBD, bias, residual_SBD, keep)
+        return self.added(row_linear(x_SBF, weight, None, self.tp), residual_SBD, key)
 
 
 class MlpInput(Layer):

@@ -51,6 +51,7 @@ class ParallelModule(nn.Module):
         counted: bool = True,
         held: tuple[int, int] | None = None,
         stored: str = "",
+        stacked: bool = False,
     ) -> nn.Parameter:
         """Register a parameter, split over the group along `shard_dim` if given.
 
@@ -70,6 +71,7 @@ class ParallelModule(nn.Module):
             tied=tied,
             counted=counted,
             stored=stored or name,
+            stacked=stacked,
         )
         parameter = nn.Parameter(torch.empty(shape, dtype=self._dtype, device=self._device))
         self.register_parameter(name, parameter)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from trainer.parallel.backward import backward
+from trainer.parallel.backward import backward_all
 
 
 def recompute(run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
@@ -29,26 +29,34 @@ def recompute(run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     `run` gives the same result each time. Gradients of the parameters inside it
     add up in their `grad`.
     """
+    (out,) = recompute_all(lambda *inputs: (run(*inputs),), *inputs)
+    return out
+
+
+def recompute_all(run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
+    """As `recompute`, for several results."""
     if not torch.is_grad_enabled():
         return run(*inputs)
-    out: Tensor = _Recomputed.apply(run, *inputs)  # type: ignore[no-untyped-call]
+    out: tuple[Tensor, ...] = _Recomputed.apply(run, *inputs)  # type: ignore[no-untyped-call]
     return out
 
 
 class _Recomputed(Function):
     @staticmethod
-    def forward(ctx: Any, run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, run: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.run = run
         ctx.save_for_backward(*inputs)
         return run(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inputs = [
             tensor.detach().requires_grad_(needed)
             for tensor, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[1:], strict=True)
         ]
         with torch.enable_grad():
-            out = ctx.run(*inputs)
-        backward(out, grad)
+            outs = ctx.run(*inputs)
+        backward_all(outs, grads)
         return None, *(tensor.grad for tensor in inputs)

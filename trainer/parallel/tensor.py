@@ -35,9 +35,12 @@ __all__ = [
     "TensorParallel",
     "column_linear",
     "group_rows",
+    "own_sequence",
     "row_linear",
     "summed_grad",
+    "total",
     "vocab_embedding",
+    "whole_sequence",
 ]
 
 
@@ -68,6 +71,24 @@ def vocab_embedding(tokens_SB: Tensor, weight_VD: Tensor, tp: TensorParallel) ->
 def summed_grad(weight: Tensor, comm: Comm) -> Tensor:
     """The weight itself, whose gradient is the sum over the group of every rank's."""
     out: Tensor = _apply(_SummedGrad, weight, comm)
+    return out
+
+
+def whole_sequence(x_SBD: Tensor, tp: TensorParallel) -> Tensor:
+    """The sequence from its parts, for ranks that each add to its gradient."""
+    out: Tensor = _apply(_WholeSequence, x_SBD, tp)
+    return out
+
+
+def own_sequence(x_SBD: Tensor, tp: TensorParallel) -> Tensor:
+    """The own part of the sequence, of the sum over the group."""
+    out: Tensor = _apply(_OwnSequence, x_SBD, tp)
+    return out
+
+
+def total(value: Tensor, comm: Comm) -> Tensor:
+    """The sum over the group of what each rank has a part of; a part has the sum's gradient."""
+    out: Tensor = _apply(_Total, value, comm)
     return out
 
 
@@ -111,6 +132,39 @@ class _RowLinear(Function):
         x_SBF, weight_DF = ctx.saved_tensors
         full_SBD = _whole_sequence(grad_SBD, ctx.tp)
         return full_SBD @ weight_DF, _weight_grad(full_SBD, x_SBF), None
+
+
+class _WholeSequence(Function):
+    @staticmethod
+    def forward(ctx: Any, x_SBD: Tensor, tp: TensorParallel) -> Tensor:
+        ctx.tp = tp
+        return tp.comm.all_gather(x_SBD) if tp.sequence_parallel else x_SBD.view_as(x_SBD)
+
+    @staticmethod
+    def backward(ctx: Any, grad_SBD: Tensor) -> tuple[Tensor | None, ...]:
+        return _sum(grad_SBD.contiguous(), ctx.tp), None
+
+
+class _OwnSequence(Function):
+    @staticmethod
+    def forward(ctx: Any, x_SBD: Tensor, tp: TensorParallel) -> Tensor:
+        ctx.tp = tp
+        # An all-reduce is done in place.
+        return _sum(x_SBD if tp.sequence_parallel else x_SBD.clone(), tp)
+
+    @staticmethod
+    def backward(ctx: Any, grad_SBD: Tensor) -> tuple[Tensor | None, ...]:
+        return _whole_sequence(grad_SBD, ctx.tp), None
+
+
+class _Total(Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, comm: Comm) -> Tensor:
+        return comm.all_reduce(value.clone())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return grad, None
 
 
 class _SummedGrad(Function):

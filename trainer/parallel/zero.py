@@ -206,11 +206,18 @@ class DataParallel:
             self._start(units.output)
 
     def _leave_block(
-        self, part: Part, position: int, module: object, inputs: object, output: Tensor
+        self,
+        part: Part,
+        position: int,
+        module: object,
+        inputs: object,
+        outputs: tuple[Tensor, ...],
     ) -> None:
-        if output.requires_grad:
+        # What else a block gives is needed by its end alone, where all of it is needed.
+        stream = outputs[0]
+        if stream.requires_grad:
             # torch's stubs leave this method untyped.
-            output.register_hook(partial(self._enter_block, part, position))  # type: ignore[no-untyped-call]
+            stream.register_hook(partial(self._enter_block, part, position))  # type: ignore[no-untyped-call]
         if self._reshards and not self._is_backward:
             self.weights.release(part)
 

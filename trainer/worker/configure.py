@@ -6,7 +6,7 @@ import torch
 
 from outlast.spec import JobSpec, ModelSpec
 from trainer.data.prepare import DataOptions
-from trainer.model.config import GptConfig, RopeConfig, RopeScaling
+from trainer.model.config import GptConfig, MoeConfig, RopeConfig, RopeScaling
 from trainer.model.parameters import FlatParameters
 from trainer.optim.adam import AdamWConfig
 from trainer.optim.adamw import FlatAdamW
@@ -51,6 +51,7 @@ def gpt_config(spec: JobSpec) -> GptConfig:
         norm_weight=model.norm_weight,
         qk_norm=model.qk_norm == "head",
         activation=model.activation,
+        moe=_moe(model),
         learned_positions=model.positions == "learned",
         rope=_rope(model),
         rope_pattern=model.rope_pattern,
@@ -71,6 +72,25 @@ def gpt_config(spec: JobSpec) -> GptConfig:
         seed=spec.seed,
         tp_chunks=parallel.tp_chunks,
         recompute=parallel.recompute,
+    )
+
+
+def _moe(model: ModelSpec) -> MoeConfig | None:
+    given = model.moe
+    if given.num_experts == 0:
+        return None
+    return MoeConfig(
+        num_experts=given.num_experts,
+        per_token=given.experts_per_token,
+        hidden=model.expert_hidden,
+        normalises=given.norm_topk_prob,
+        shared_hidden=given.shared_ffn_hidden,
+        shared_gate=given.shared_gate,
+        pattern=given.pattern,
+        aux_loss=given.router_aux_loss_coef,
+        aux_loss_over=given.router_aux_loss_over,
+        z_loss=given.router_z_loss_coef,
+        num_terms=given.num_router_terms,
     )
 
 

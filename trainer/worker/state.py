@@ -25,6 +25,7 @@ from outlast.sizing.partition import stage_parts
 from outlast.spec import JobSpec
 from trainer.core import schedule as schedules
 from trainer.core.rectangles import boxes
+from trainer.model.carried import carried_rows
 from trainer.model.config import GptConfig
 from trainer.model.facts import ParameterFacts
 from trainer.model.gpt import GptChunk
@@ -205,7 +206,7 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
         sequence_parallel=splits_sequence(spec, mesh),
     )
     meter = StepMeter(mesh.comms, memory, mesh.timeline, data_parallel)
-    train_engine, eval_engine = _engines(spec, mesh, chunks, (meter, data_parallel))
+    train_engine, eval_engine = _engines(spec, config, mesh, chunks, (meter, data_parallel))
     data = open_data(spec, mesh, data_dir)
     return TrainState(
         spec=spec,
@@ -235,12 +236,17 @@ def build_chunks(spec: JobSpec, config: GptConfig, mesh: Mesh) -> list[GptChunk]
 
 
 def _engines(
-    spec: JobSpec, mesh: Mesh, chunks: Sequence[GptChunk], hooks: Sequence[ChunkHooks]
+    spec: JobSpec,
+    config: GptConfig,
+    mesh: Mesh,
+    chunks: Sequence[GptChunk],
+    hooks: Sequence[ChunkHooks],
 ) -> tuple[PipelineEngine, PipelineEngine]:
     """One that trains and one that evaluates, on the same chunks; `hooks` has one for each."""
-    parallel, model = spec.parallel, spec.model
+    parallel = spec.parallel
     splits = splits_sequence(spec, mesh)
-    local_seq = model.seq_len // mesh.tp.size if splits else model.seq_len
+    rows = config.seq_len // mesh.tp.size if splits else config.seq_len
+    rows += carried_rows(config, parallel.micro_batch, mesh.tp.size)
     training = schedules.build(
         parallel.schedule,
         parallel.pp,
@@ -257,7 +263,7 @@ def _engines(
             chunks,
             mesh,
             schedule,
-            boundary=(local_seq, parallel.micro_batch, model.hidden),
+            boundary=(rows, parallel.micro_batch, config.hidden),
             hooks=listener,
             replicated=mesh.tp.size > 1 and not splits,
         )
