@@ -2,6 +2,7 @@
 
 Ranks run tp fastest, then dp, then pp: a tensor-parallel group lies inside a
 node and a data-parallel group lies close (MegaScale, NSDI '24, section 3).
+Experts are divided among `ep` consecutive ranks of a data-parallel group.
 Groups are computed from the layout, never negotiated between processes.
 """
 
@@ -21,14 +22,18 @@ class Coordinate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Degrees of tensor, pipeline and data parallelism."""
+    """Degrees of tensor, pipeline and data parallelism, and of experts among replicas.
+
+    `ep` divides `dp`.
+    """
 
     tp: int = 1
     pp: int = 1
     dp: int = 1
+    ep: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp", "dp"):
+        for name in ("tp", "pp", "dp", "ep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"parallel.{name} is {getattr(self, name)}; it must be 1 or more")
 
@@ -70,8 +75,20 @@ class Layout:
         stage = self.tp * self.dp
         return tuple(tuple(range(first, self.world_size, stage)) for first in range(stage))
 
+    def ep_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Every group of ranks that divide experts among them."""
+        return tuple(
+            group[first : first + self.ep]
+            for group in self.dp_groups()
+            for first in range(0, self.dp, self.ep)
+        )
+
     def group_of(self, kind: str, rank: int) -> tuple[int, ...]:
-        """The `tp`, `dp` or `pp` group that `rank` belongs to."""
+        """The `tp`, `dp` or `pp` group that `rank` belongs to.
+
+        `ep` are the replicas that divide experts among them, `expert_dp` those that hold the
+        same ones.
+        """
         at = self.coordinate(rank)
         stage = self.tp * self.dp
         match kind:
@@ -82,5 +99,11 @@ class Layout:
                 return tuple(range(first, first + stage, self.tp))
             case "pp":
                 return tuple(range(rank % stage, self.world_size, stage))
+            case "ep":
+                first = at.dp - at.dp % self.ep
+                return self.group_of("dp", rank)[first : first + self.ep]
+            case "expert_dp":
+                return self.group_of("dp", rank)[at.dp % self.ep :: self.ep]
             case _:
-                raise ValueError(f"group kind {kind!r} is not one of tp, dp, pp")
+                known = "tp, dp, pp, ep, expert_dp"
+                raise ValueError(f"group kind {kind!r} is not one of {known}")

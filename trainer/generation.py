@@ -57,6 +57,8 @@ class Model:
             pp=pipeline,
             pp_back=pipeline,
             embedding=_alone(Group.EMBEDDING),
+            ep=_alone(Group.EP),
+            expert_dp=_alone(Group.DP),
         )
         (part,) = stage_parts(config.layers, stage=0, num_stages=1)
         self._vocab_size, self._seq_len = config.vocab_size, config.seq_len

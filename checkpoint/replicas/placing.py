@@ -23,7 +23,8 @@ def placement_of(spec: JobSpec, rank_nodes: Sequence[str] = ()) -> Placement | N
         name for name in map(str, range(spec.num_nodes)) for _ in range(per_node)
     ]
     # Of a script's ranks nobody knows which have the same.
-    dp_is_sharded = spec.is_script or spec.parallel.zero.level > 0
+    parallel = spec.parallel
+    dp_is_sharded = spec.is_script or parallel.zero.level > 0 or parallel.ep > 1
     return place_replicas(layout, nodes, dp_is_sharded=dp_is_sharded)
 
 

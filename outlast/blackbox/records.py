@@ -85,6 +85,9 @@ class Group(_Word):
     DP = 2
     PP = 3
     EMBEDDING = 4
+    # Replicas that divide experts among them, and those that hold the same ones.
+    EP = 5
+    EXPERT_DP = 6
 
 
 _Named = TypeVar("_Named", Phase, Op, Group)

@@ -83,6 +83,7 @@ def plan_facts(spec: JobSpec, found: Plan) -> dict[str, Any]:
             "tp": layout.tp_groups(),
             "dp": layout.dp_groups(),
             "pp": layout.pp_groups(),
+            **({"ep": layout.ep_groups()} if layout.ep > 1 else {}),
         },
         "ranks": [{**asdict(rank), "device_bytes": rank.device_bytes} for rank in found.ranks],
         "communication": {

@@ -118,6 +118,7 @@ def _job_lines(spec: JobSpec) -> list[tuple[str, str]]:
         ("groups", _groups("tp", layout.tp_groups())),
         ("groups", _groups("dp", layout.dp_groups())),
         ("groups", _groups("pp", layout.pp_groups())),
+        *([("groups", _groups("ep", layout.ep_groups()))] if layout.ep > 1 else []),
     ]
 
 
@@ -148,6 +149,7 @@ def _work_lines(spec: JobSpec, found: Plan) -> list[tuple[str, str]]:
 
 def _waiting_lines(spec: JobSpec, found: Plan) -> list[tuple[str, str]]:
     communication = found.communication
+    experts = f"experts {size(communication.ep_bytes)}, " if communication.ep_bytes else ""
     return [
         (
             "bubble",
@@ -158,7 +160,7 @@ def _waiting_lines(spec: JobSpec, found: Plan) -> list[tuple[str, str]]:
             "traffic",
             f"{size(communication.total_bytes)} sent per step by the busiest rank: "
             f"tp {size(communication.tp_bytes)}, dp {size(communication.dp_bytes)}, "
-            f"pp {size(communication.pp_bytes)}, "
+            f"pp {size(communication.pp_bytes)}, {experts}"
             f"tied embedding {size(communication.embedding_bytes)}",
         ),
     ]

@@ -71,6 +71,19 @@ def _check_experts(spec: JobSpec) -> list[FieldProblem]:
     ]
 
 
+def _check_expert_parallel(spec: JobSpec) -> list[FieldProblem]:
+    ep, number = spec.parallel.ep, spec.model.moe.num_experts
+    if ep == 1:
+        return []
+    if number == 0:
+        return [only_with("parallel.ep", ep, "model.moe.num_experts > 0", 0)]
+    return [
+        problem
+        for field, value in (("parallel.dp", spec.parallel.dp), ("model.moe.num_experts", number))
+        for problem in Divides(field=field, value=value, by_name="parallel.ep", by=ep).problems()
+    ]
+
+
 def _check_vocabulary(spec: JobSpec) -> list[FieldProblem]:
     found = _tensor_split(spec, "model.vocab_size", spec.model.vocab_rows)
     # Of a padded one, the number that is given is not the one that does not fit.
@@ -261,14 +274,8 @@ def _check_replicas(spec: JobSpec) -> list[FieldProblem]:
 
 
 RULES = (
-    *(
-        _check_heads,
-        _check_kv_heads,
-        _check_mlp,
-        _check_experts,
-        _check_vocabulary,
-        _check_sequence,
-    ),
+    *(_check_heads, _check_kv_heads, _check_mlp, _check_experts, _check_expert_parallel),
+    *(_check_vocabulary, _check_sequence),
     *(_check_stages, _check_schedule, _check_layer_split, _check_recompute),
     *(_check_zero, _check_batch, _check_resources, _check_replicas),
 )

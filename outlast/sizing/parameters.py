@@ -136,6 +136,8 @@ class Units:
     """Parameters of one rank by the unit that ZeRO gathers and reduces at once."""
 
     blocks: tuple[int, ...]
+    divided: tuple[int, ...]
+    """Experts of each block that replicas divide among them; 0 where they are the block's."""
     input_ends: int
     """Token and position tables of a first chunk."""
     output_ends: int
@@ -143,11 +145,21 @@ class Units:
 
     @property
     def total(self) -> int:
+        return self.common + sum(self.divided)
+
+    @property
+    def common(self) -> int:
+        """What all replicas have alike."""
         return sum(self.blocks) + self.input_ends + self.output_ends
 
     @property
     def largest(self) -> int:
-        return max(*self.blocks, self.input_ends, self.output_ends)
+        return max(*self.blocks, *self.divided, self.input_ends, self.output_ends)
+
+    def shard(self, layout: Layout) -> int:
+        """What one of the replicas updates where these share."""
+        experts = sum(self.divided)
+        return -(-self.common // layout.dp) + -(-experts * layout.ep // layout.dp)
 
 
 def total_parameters(facts: PlanInput) -> int:
@@ -162,12 +174,18 @@ def total_parameters(facts: PlanInput) -> int:
 
 def stage_units(facts: PlanInput, stage: int) -> Units:
     """Parameters that one rank of `stage` holds. A tied head on a last chunk is a copy."""
-    model, tp = facts.model, facts.layout.tp
+    model, tp, ep = facts.model, facts.layout.tp, facts.layout.ep
     parts = facts.parts(stage)
     has_table = not model.tied_embeddings or facts.splits_tied_table
     is_last = any(part.is_last for part in parts)
     return Units(
-        blocks=tuple(_block_parameters(model, layer, tp) for layer in layers_of(parts)),
+        blocks=tuple(
+            _block_parameters(model, layer, tp) - (ep > 1) * _expert_parameters(model, layer, tp)
+            for layer in layers_of(parts)
+        ),
+        divided=tuple(
+            (ep > 1) * _expert_parameters(model, layer, tp) // ep for layer in layers_of(parts)
+        ),
         input_ends=_input_parameters(model, tp) if any(part.is_first for part in parts) else 0,
         output_ends=_output_parameters(model, tp, has_table=has_table) if is_last else 0,
     )
@@ -222,9 +240,17 @@ def _block_parameters(model: ModelFacts, layer: int, tp: int) -> int:
         sharded += shape.hidden * shape.mlp_matrices * shape.mlp_hidden
         sharded += shape.mlp_in_width if model.mlp_bias else 0
     else:
-        widths = experts.number * experts.hidden + experts.shared_hidden
-        sharded += shape.hidden * shape.mlp_matrices * widths
-    return sharded // tp + _replicated_parameters(model, layer)
+        sharded += shape.hidden * shape.mlp_matrices * experts.shared_hidden
+    own = sharded // tp + _expert_parameters(model, layer, tp)
+    return own + _replicated_parameters(model, layer)
+
+
+def _expert_parameters(model: ModelFacts, layer: int, tp: int) -> int:
+    """Of all that a router chooses among in a layer."""
+    shape, experts = model.shape, model.shape.experts_of(layer)
+    if experts is None:
+        return 0
+    return shape.hidden * shape.mlp_matrices * experts.number * experts.hidden // tp
 
 
 def _replicated_parameters(model: ModelFacts, layer: int) -> int:

@@ -41,8 +41,8 @@ def host_slot_bytes(facts: PlanInput, stage: int) -> int:
 
 def saved_bytes(facts: PlanInput, stage: int) -> int:
     """What a checkpoint holds of one rank: the weights that are trained, and both moments."""
-    sizes, total = facts.sizes, stage_units(facts, stage).total
-    share = -(-total // facts.layout.dp) if facts.zero.level >= 1 else total
+    sizes, units = facts.sizes, stage_units(facts, stage)
+    share = units.shard(facts.layout) if facts.zero.level >= 1 else units.total
     return share * ((sizes.master or sizes.weight) + 2 * sizes.moment)
 
 

@@ -55,6 +55,12 @@ class ParallelSpec(Section):
         description="Data-parallel replicas. May be left out where resources.nodes and "
         "resources.workers_per_node say how many ranks there are.",
     )
+    ep: int = Field(
+        1,
+        ge=1,
+        description="Replicas that divide the experts of a layer among them, instead of each "
+        "having all; divides dp and model.moe.num_experts.",
+    )
     sequence_parallel: bool = Field(
         True, description="Shard norms, dropout and residuals over the sequence when tp > 1."
     )
@@ -336,7 +342,8 @@ class JobSpec(Section):
 
     @property
     def layout(self) -> Layout:
-        return Layout(tp=self.parallel.tp, pp=self.parallel.pp, dp=self.parallel.dp)
+        parallel = self.parallel
+        return Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp, ep=parallel.ep)
 
     @property
     def workers_per_node(self) -> int:

@@ -395,6 +395,15 @@ def test_several_missing_are_told_with_the_group_that_they_share(
     assert "share" not in analyse(standing(words, layout), missing).reason
 
 
+def test_replicas_that_divide_experts_are_a_group_of_a_hang() -> None:
+    layout = Layout(tp=2, dp=4, ep=2)
+    groups = Groups(layout).of(3)
+    assert (groups[Group.EP], groups[Group.EXPERT_DP]) == ((1, 3), (3, 7))
+    words = dict.fromkeys(groups[Group.EP], "in ep all_to_all #5") | {3: "after ep all_to_all #4"}
+    verdict = analyse(standing(words, layout), layout=layout)
+    assert verdict.culprits == (3,)
+
+
 def test_several_stopped_are_told_with_the_group_that_they_share() -> None:
     facts = [
         facts_from_words(

@@ -222,7 +222,7 @@ CONFIGS |= {
         "Qwen2MoeConfig",
         {
             **_SHAPE,
-            "num_experts": 6,
+            "num_experts": 8,
             "num_experts_per_tok": 3,
             "moe_intermediate_size": 16,
             "shared_expert_intermediate_size": 24,

@@ -26,13 +26,14 @@ from trainer.model.config import GptConfig
 from trainer.model.dropout import DropoutKey
 from trainer.model.gpt import GptChunk
 from trainer.model.layers import tensor_parallel
-from trainer.model.parameters import FlatParameters, Sharding
+from trainer.model.parameters import FlatParameters
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.pipeline import MicroBatch, PipelineEngine
 from trainer.parallel.tensor import TensorParallel, column_linear
 from trainer.parallel.vocab import vocab_loss
 from trainer.parallel.zero import DataParallel
 from trainer.worker.configure import gpt_config, zero_config
+from trainer.worker.state import sharding_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ def _oracle_model(mesh: Mesh, run: Run, name: str, arrays: dict[str, Any]) -> di
         num_chunks=run.virtual_stages,
     )
     chunks = [GptChunk(config, mesh, part) for part in parts]
-    sharding = Sharding(level=run.zero, index=mesh.dp.index, count=mesh.dp.size)
+    sharding = sharding_of(mesh, run.zero)
     flat = FlatParameters(chunks, tp_size=mesh.tp.size, sharding=sharding)
     tp = tensor_parallel(config, mesh)
     replicas = DataParallel(
@@ -147,6 +148,7 @@ def _spec(model: dict[str, Any], run: Run) -> JobSpec:
         "tp": run.layout.tp,
         "pp": run.layout.pp,
         "dp": run.layout.dp,
+        "ep": run.layout.ep,
         "sequence_parallel": run.sequence_parallel,
         "zero": {"level": run.zero},
     }

@@ -23,6 +23,17 @@ DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 STEP = 1e-4
 
 
+def rows_for_each(context: RankContext, counts: list[list[int]]) -> list[tuple[int, int]]:
+    """Rows that name their sender and their place, sent by `counts[sender][receiver]`."""
+    comm = mesh_of(context, Layout(dp=context.world_size)).dp
+    sent, received = counts[comm.index], [row[comm.index] for row in counts]
+    own = torch.tensor([[comm.index, place] for place in range(sum(sent))])
+    rows = comm.all_to_all(own.view(-1, 2), sent, received)
+    # And all the way back.
+    assert torch.equal(comm.all_to_all(rows, received, sent), own.view(-1, 2))
+    return [tuple(row) for row in rows.tolist()]
+
+
 def several_under_way(context: RankContext, dtype: str, rows: int) -> dict[str, Any]:
     """Four kinds of operations of one group under way at once; two more beside them."""
     comm = mesh_of(context, Layout(dp=context.world_size)).dp

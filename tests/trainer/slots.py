@@ -9,11 +9,11 @@ import torch
 from checkpoint.stage.payload import NamedTensor
 from outlast.blackbox import Group
 from outlast.spec import JobSpec
-from trainer.model.parameters import FlatParameters, Sharding
+from trainer.model.parameters import FlatParameters
 from trainer.parallel.comm import Comm
 from trainer.parallel.mesh import Mesh
 from trainer.worker import configure
-from trainer.worker.state import TrainState, build_chunks
+from trainer.worker.state import TrainState, build_chunks, sharding_of
 
 
 def staged_tensors(spec: JobSpec, rank: int) -> list[NamedTensor]:
@@ -22,7 +22,7 @@ def staged_tensors(spec: JobSpec, rank: int) -> list[NamedTensor]:
     flat = FlatParameters(
         build_chunks(spec, configure.gpt_config(spec), mesh),
         tp_size=mesh.tp.size,
-        sharding=Sharding(level=spec.parallel.zero.level, index=mesh.dp.index, count=mesh.dp.size),
+        sharding=sharding_of(mesh, spec.parallel.zero.level),
     )
     # Of all that a rank trains with, only these decide what it stages.
     others = dict.fromkeys(TrainState.__dataclass_fields__)
@@ -57,4 +57,6 @@ def _mesh(spec: JobSpec, rank: int) -> Mesh:
         pp=pp,
         pp_back=pp,
         embedding=comm(Group.EMBEDDING, joined),
+        ep=comm(Group.EP, layout.group_of("ep", rank)),
+        expert_dp=comm(Group.EXPERT_DP, layout.group_of("expert_dp", rank)),
     )

@@ -18,6 +18,7 @@ from tests.trainer.jobs_tensor import (
     lost_under_way,
     parts_that_do_not_fit,
     rounded_reduce_scatter,
+    rows_for_each,
     several_under_way,
     traffic,
     waits_in_the_black_box,
@@ -86,6 +87,18 @@ def test_operations_under_way_at_once_do_not_cross(
         np.testing.assert_array_equal(
             result["exchange"], np.stack([np.split(part, world_size)[rank] for part in own])
         )
+
+
+def test_rows_go_to_members_in_any_numbers(ranks: RankPool) -> None:
+    # One sends nothing, one gets nothing, and some have nothing for each other.
+    counts = [[2, 0, 3], [0, 0, 0], [1, 0, 4]]
+    found = ranks.run(rows_for_each, 3, counts)
+    assert found[0] == [(0, 0), (0, 1), (2, 0)]
+    assert found[1] == []
+    assert found[2] == [
+        *((0, place) for place in (2, 3, 4)),
+        *((2, place) for place in (1, 2, 3, 4)),
+    ]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

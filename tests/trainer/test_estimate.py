@@ -170,6 +170,14 @@ MEASURED: dict[str, dict[str, Any]] = {
         "parallel": WIDE,
         "model": {**LLAMA, "moe": {"num_experts": 4, "shared_ffn_hidden": 64}},
     },
+    "experts_ep2": {
+        "parallel": {"dp": 4, "ep": 2, "micro_batch": 2, "zero": {"level": 1}},
+        "model": {**LLAMA, "moe": {"num_experts": 4}},
+    },
+    "experts_ep2_zero_3": {
+        "parallel": {"dp": 2, "ep": 2, "micro_batch": 4, "zero": {"level": 3}},
+        "model": {**LLAMA, "layers": 8, "moe": {"num_experts": 4}},
+    },
     "experts_zero_3": {
         **zero(3, "micro_batch", **WIDE),
         "model": {**LLAMA, "layers": 8, "moe": {"num_experts": 2, "ffn_hidden": 64}},

@@ -48,6 +48,13 @@ LAYOUTS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         {"tp": 2, "pp": 2, "sequence_parallel": False},
     ),
     "zero_3": (OVER_MODEL, "lamb", {"dp": 2, "zero": {"level": 3}, "recompute": "full"}),
+    "ep2": (SHARED, "lamb", {"dp": 4, "ep": 2, "recompute": "full"}),
+    "ep4_zero_2": (MOE, "adamw", {"dp": 4, "ep": 4, "zero": {"level": 2}}),
+    "ep2_zero_3": (
+        {**OVER_MODEL, "pattern": ["dense", "experts"]},
+        "lamb",
+        {"pp": 2, "dp": 2, "ep": 2, "zero": {"level": 3}, "recompute": "full"},
+    ),
     "zero_2": (MOE, "adamw", {"tp": 2, "dp": 2, "zero": {"level": 2}}),
 }
 

@@ -42,6 +42,18 @@ RUNS_OF_CONFIGS = {
 }
 
 
+# Numbers of experts that two and four ranks divide.
+WITH_EXPERTS = ("mixtral", "qwen2-moe")
+# Experts among replicas: what comes from another one, and whose gradients are summed where.
+RUNS_OF_EXPERTS = {
+    "ep2": Run(layout=Layout(dp=2, ep=2)),
+    "ep4-zero1": Run(layout=Layout(dp=4, ep=4), zero=1),
+    "dp4-ep2-zero3": Run(layout=Layout(dp=4, ep=2), zero=3),
+    "tp2-ep2": Run(layout=Layout(tp=2, dp=2, ep=2), sequence_parallel=False),
+    "tp2-pp2-ep2": Run(layout=Layout(tp=2, pp=2, dp=2, ep=2), zero=2),
+}
+
+
 @pytest.fixture(scope="module")
 def oracle_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("oracles") / "oracles.npz"
@@ -68,6 +80,17 @@ def test_model_of_a_config_equals_transformers(
     """With the section and the rules that `checkpoint.hf` has for the architecture."""
     run = RUNS_OF_CONFIGS[run_name]
     names = tuple(CONFIGS)
+    found = ranks.run_once(oracle_models, run.layout.world_size, run, oracle_path, names)
+    _check(name, [result[name] for result in found], run, oracle_path)
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+@pytest.mark.parametrize("run_name", RUNS_OF_EXPERTS)
+def test_experts_among_replicas_equal_transformers(
+    ranks: RankPool, oracle_path: str, run_name: str, name: str
+) -> None:
+    run = RUNS_OF_EXPERTS[run_name]
+    names = WITH_EXPERTS
     found = ranks.run_once(oracle_models, run.layout.world_size, run, oracle_path, names)
     _check(name, [result[name] for result in found], run, oracle_path)
 

@@ -66,6 +66,8 @@ def jobs(draw: st.DrawFn) -> JobSpec:
             "pattern": draw(st.sampled_from((["experts"], ["dense", "experts"]))),
             "shared_ffn_hidden": draw(st.sampled_from((0, 6))),
         }
+    divided = "moe" in model and model["moe"]["num_experts"] == 2 and dp == 2
+    ep = draw(st.sampled_from((1, 2))) if divided else 1
     return parse_spec(
         {
             "name": "job",
@@ -77,6 +79,7 @@ def jobs(draw: st.DrawFn) -> JobSpec:
                 "tp": tp,
                 "pp": pp,
                 "dp": dp,
+                "ep": ep,
                 "virtual_stages": chunks,
                 "schedule": "interleaved" if chunks > 1 else "1f1b",
                 "zero": {"level": draw(st.sampled_from((0, 1, 2, 3)))},

@@ -60,6 +60,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2_sp_experts": case(EXPERTS, tp=2),
     "tp2_experts": case(EXPERTS, tp=2, sequence_parallel=False, recompute="full"),
     "tp2_pp2_sp_experts": case(EXPERTS, tp=2, pp=2, recompute="full"),
+    "ep2_dp4_zero_1": case(EXPERTS, dp=4, ep=2, micro_batch=1, zero={"level": 1}),
+    "ep2_tp2": case(EXPERTS, tp=2, dp=2, ep=2, recompute="full"),
     "pp2": case(pp=2),
     "pp2_untied": case(UNTIED, pp=2),
     "pp2_uneven": case(pp=2, layer_split=[3, 1]),
@@ -101,6 +103,11 @@ def test_each_group_sends_what_the_plan_says(
     found = ranks.run(sent_bytes, spec.layout.world_size, document, tmp_path)
     busiest = {group: max(rank[group] for rank in found) for group in found[0]}
     planned = plan(plan_input(spec)).communication
+    # Experts that fewer replicas hold are summed among these.
+    busiest[Group.DP] += busiest.get(Group.EXPERT_DP, 0)
+    # The router decides, and it is only planned to be even.
+    sent = busiest.get(Group.EP, 0)
+    assert sent == pytest.approx(planned.ep_bytes, rel=0.25)
     for group, expected in (
         (Group.TP, planned.tp_bytes),
         (Group.PP, planned.pp_bytes),

@@ -42,7 +42,22 @@ def test_tensor_group_is_contiguous_and_data_group_comes_next() -> None:
     assert layout.coordinate(6) == Coordinate(pp=1, dp=1, tp=0)
 
 
-@pytest.mark.parametrize("degree", ["tp", "pp", "dp"])
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 2))
+def test_experts_are_divided_among_ranks_next_to_each_other(
+    ep: int, holders: int, tp: int, pp: int
+) -> None:
+    layout = Layout(tp=tp, pp=pp, dp=ep * holders, ep=ep)
+    for rank in range(layout.world_size):
+        dividing, holding = (layout.group_of(kind, rank) for kind in ("ep", "expert_dp"))
+        assert dividing in layout.ep_groups()
+        # Each of the replicas is reached over one of both.
+        assert set(dividing) & set(holding) == {rank}
+        assert len(dividing) * len(holding) == layout.dp
+        assert {*dividing, *holding} <= set(layout.group_of("dp", rank))
+        assert dividing[-1] - dividing[0] == (ep - 1) * tp
+
+
+@pytest.mark.parametrize("degree", ["tp", "pp", "dp", "ep"])
 def test_degree_below_one_is_refused_by_name(degree: str) -> None:
     with pytest.raises(ValueError, match=f"parallel.{degree} is 0"):
         Layout(**{degree: 0})

@@ -12,6 +12,8 @@ from outlast.spec.parse import parse_spec
 
 MODEL = {"layers": 8, "hidden": 64, "heads": 8, "seq_len": 32}
 
+EXPERTS = {"moe": {"num_experts": 6}, "mlp_bias": False}
+
 
 def problems(**sections: Any) -> dict[str, str]:
     model = {**MODEL, **sections.pop("model", {})}
@@ -107,6 +109,26 @@ LAYOUT_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
     ({"parallel": {"pp": 2, "layer_split": [8, 0]}}, "parallel.layer_split", "1 or more"),
     ({"parallel": {"pp": 2, "layer_split": [8]}}, "parallel.layer_split", "= 2 numbers"),
     ({"parallel": {"recompute": ["full"]}}, "parallel.recompute", "model.layers = 8"),
+    (
+        {"parallel": {"dp": 2, "ep": 2}},
+        "parallel.ep",
+        "is 2, which applies only with model.moe.num_experts > 0",
+    ),
+    (
+        {"parallel": {"dp": 4, "ep": 3}, "model": EXPERTS},
+        "parallel.dp",
+        r"is 4, which parallel.ep = 3 does not divide; .*parallel.ep in \{1, 2, 4\}",
+    ),
+    (
+        {"parallel": {"dp": 4, "ep": 4}, "model": EXPERTS},
+        "model.moe.num_experts",
+        r"is 6, which parallel.ep = 4 does not divide; .*parallel.ep in \{1, 2, 3, 6\}",
+    ),
+    (
+        {"parallel": {"tp": 2}, "model": {**EXPERTS, "moe": {"num_experts": 6, "ffn_hidden": 9}}},
+        "model.moe.ffn_hidden",
+        "is 9, which parallel.tp = 2 does not divide",
+    ),
     (
         {"parallel": {"zero": {"level": 2, "reshard_after": "step"}}},
         "parallel.zero.reshard_after",
@@ -228,7 +250,7 @@ def works(words: str, **sections: Any) -> bool:
     [
         document
         for document, field, _ in LAYOUT_PROBLEMS
-        if "zero" not in field and "extra" not in field
+        if "zero" not in field and "extra" not in field and "ep" not in document["parallel"]
     ],
 )
 def test_layouts_that_are_offered_work(document: dict[str, Any]) -> None:

@@ -149,8 +149,9 @@ def _routing_bytes(facts: PlanInput, layer: int) -> int:
     exact = max(_STATISTIC_BYTES, facts.sizes.weight)
     # A copy of the tokens in the router's type, where it is another.
     copied = own * facts.model.shape.hidden * exact if exact != facts.sizes.weight else 0
-    # Slots that are moved there and back.
-    places = 2 * facts.tokens * experts.per_token * _INDEX_BYTES
+    # Slots that are moved there and back, and those that come from other ranks.
+    moves = 2 if facts.layout.ep == 1 else 4
+    places = moves * facts.tokens * experts.per_token * _INDEX_BYTES
     return places + own * experts.number * exact + copied
 
 

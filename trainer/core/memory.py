@@ -83,7 +83,7 @@ def rank_memory(facts: PlanInput, stage: int) -> RankMemory:
 def _state_values(facts: PlanInput, units: Units) -> tuple[int, int, int]:
     """Bytes of weights, gradients and optimizer state that live through the step."""
     sizes, level, total = facts.sizes, facts.zero.level, units.total
-    share = -(-total // facts.layout.dp)
+    share = units.shard(facts.layout)
     # At level 3 the shard is what the optimizer works on: 16-bit weights exist while gathered.
     sharded = 0 if sizes.master else sizes.weight * share
     weights = sharded if level >= 3 else sizes.weight * total
@@ -101,7 +101,7 @@ def _gathered_bytes(facts: PlanInput, units: Units) -> int:
     zero = facts.zero
     if zero.level < 3:
         return 0
-    block = max(units.blocks)
+    block = max(units.blocks) + max(units.divided)
     amid_blocks = _GATHERED_BLOCKS * block + max(units.input_ends, units.output_ends)
     some = min(units.total, max(amid_blocks, block + units.input_ends + units.output_ends))
     return facts.sizes.weight * (some if zero.reshards_each else units.total)
@@ -148,10 +148,20 @@ def _working_bytes(facts: PlanInput, stage: int, units: Units, activations: int)
         needs.append(loss_bytes(facts))
     # All activations are gone when the optimizer comes. It goes by buckets, but LAMB knows
     # how far a tensor moves only once it has every bucket's direction.
-    share = facts.layout.dp if facts.zero.level else 1
-    directions = units.total if facts.optimizer == "lamb" else units.largest
-    needs.append(directions // share * facts.sizes.moment - activations)
+    directions = _directions(facts, units)
+    needs.append(directions * facts.sizes.moment - activations)
     return max(needs)
+
+
+def _directions(facts: PlanInput, units: Units) -> int:
+    """Numbers of which the optimizer knows at once how they move."""
+    if facts.optimizer == "lamb":
+        return units.shard(facts.layout) if facts.zero.level else units.total
+    if not facts.zero.level:
+        return units.largest
+    divided, dp = max(units.divided), facts.layout.dp
+    common = max(*units.blocks, units.input_ends, units.output_ends)
+    return max(common // dp, divided * facts.layout.ep // dp)
 
 
 def _block_backward_bytes(facts: PlanInput, layer: int) -> int:
@@ -162,7 +172,8 @@ def _block_backward_bytes(facts: PlanInput, layer: int) -> int:
         # All experts' matrices at once, and each slot's share of their inputs and outputs.
         width = (2 if shape.gated else 1) * experts.hidden // tp
         slots = facts.tokens * experts.per_token
-        values = slots * (width + shape.hidden) + experts.number * width * shape.hidden
+        own = experts.number // facts.layout.ep
+        values = slots * (width + shape.hidden) + own * width * shape.hidden
         return values * facts.sizes.weight
     widest = max(shape.mlp_in_width, shape.qkv_width)
     if facts.model.parallel_block:

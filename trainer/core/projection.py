@@ -29,6 +29,7 @@ from outlast.sizing.parameters import PlanInput, layers_of
 from trainer.core.traffic import (
     embedding_bytes,
     end_bytes,
+    expert_bytes,
     layer_bytes,
     message_bytes,
     replica_messages,
@@ -77,7 +78,7 @@ class _Pass:
     backward_s: float
     """Recompute included."""
     tensor_s: float
-    """Tensor-parallel messages that do not hide."""
+    """Messages of tensor groups that do not hide, and those between experts, none of which do."""
 
     @property
     def compute_s(self) -> float:
@@ -158,11 +159,12 @@ def _stage_pass(facts: PlanInput, machine: Machine, stage: int, tp_speed: float)
     # Of c pieces of a layer's message, c - 1 hide behind products, as far as these last.
     message_s = layer_bytes(facts, stage) / tp_speed
     first_s = message_s / facts.tp_chunks
+    experts_s = expert_bytes(facts, stage) / _speed(facts.layout.ep_groups(), machine)
     beyond_s = max(0.0, message_s - first_s - forward_s - backward_s)
     return _Pass(
         forward_s=forward_s,
         backward_s=backward_s,
-        tensor_s=first_s + beyond_s + end_bytes(facts, stage) / tp_speed,
+        tensor_s=first_s + beyond_s + end_bytes(facts, stage) / tp_speed + experts_s,
     )
 
 

@@ -69,6 +69,9 @@ def makers(bad: Sequence[bool], layout: Layout) -> frozenset[int]:
 
     `bad` has, by rank, whether its own copy of the sums over all replicas has none.
     """
+    if layout.ep > 1:
+        # Replicas hold sums over each other's tokens, too.
+        return frozenset()
     if layout.dp > 1:
         # What all replicas of a shard hold was there before the sum, and anyone may have made it.
         return frozenset(

@@ -30,11 +30,14 @@ class Communication:
     tp_bytes: int
     pp_bytes: int
     dp_bytes: int
+    ep_bytes: int
+    """Where each expert is chosen as often."""
     embedding_bytes: int
 
     @property
     def total_bytes(self) -> int:
-        return self.tp_bytes + self.pp_bytes + self.dp_bytes + self.embedding_bytes
+        others = self.ep_bytes + self.embedding_bytes
+        return self.tp_bytes + self.pp_bytes + self.dp_bytes + others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +70,24 @@ def communication(facts: PlanInput) -> Communication:
         tp_bytes=max(_tensor_bytes(facts, stage) for stage in stages),
         pp_bytes=max(_pipeline_bytes(facts, stage) for stage in stages),
         dp_bytes=max(replica_messages(facts, stage).total_bytes for stage in stages),
+        ep_bytes=max(facts.num_micro_batches * expert_bytes(facts, stage) for stage in stages),
         embedding_bytes=embedding_bytes(facts),
     )
+
+
+def expert_bytes(facts: PlanInput, stage: int) -> int:
+    """What a stage sends to replicas that have the experts of its tokens, for one micro-batch.
+
+    Each token to each of its experts and back, and the gradients of both.
+    """
+    ep, shape = facts.layout.ep, facts.model.shape
+    sent = 0
+    for layer, count in layer_kinds(facts, facts.parts(stage)).items():
+        experts = shape.experts_of(layer)
+        if experts is not None:
+            passes = 6 if facts.recompute[layer] == "full" else 4
+            sent += count * passes * facts.tokens * experts.per_token * shape.hidden
+    return sent * facts.sizes.weight * (ep - 1) // ep
 
 
 def layer_bytes(facts: PlanInput, stage: int) -> float:
@@ -160,14 +179,20 @@ def message_bytes(facts: PlanInput) -> int:
 
 def replica_messages(facts: PlanInput, stage: int) -> ReplicaMessages:
     """Level 0: an all-reduce. Above, gradients are reduced to shards and weights gathered."""
-    sizes, zero, dp = facts.sizes, facts.zero, facts.layout.dp
+    sizes, zero, layout = facts.sizes, facts.zero, facts.layout
     units, each = stage_units(facts, stage), facts.num_micro_batches
-    again = units.total - units.input_ends
-    reduced = units.total * sizes.gradient_sent * (dp - 1) // dp
+
+    def others(common: int) -> int:
+        """Of parameters that all replicas have, and of experts, what goes to other replicas."""
+        holders = layout.dp // layout.ep
+        experts = sum(units.divided) * (holders - 1) // holders
+        return common * (layout.dp - 1) // layout.dp + experts
+
+    reduced = others(units.common) * sizes.gradient_sent
     gathers_each = zero.level == 3 and zero.reshards_each
     return ReplicaMessages(
-        gathered_bytes=units.total * sizes.weight * (dp - 1) // dp,
-        gathered_again_bytes=again * sizes.weight * (dp - 1) // dp,
+        gathered_bytes=others(units.common) * sizes.weight,
+        gathered_again_bytes=others(units.common - units.input_ends) * sizes.weight,
         reduced_bytes=2 * reduced if zero.level == 0 else reduced,
         forward_gathers=(each if gathers_each else 1) if zero.level else 0,
         backward_gathers=each if gathers_each else 0,

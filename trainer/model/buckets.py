@@ -4,7 +4,8 @@ A unit is a transformer block, what comes before the blocks of a chunk, or what
 comes after them. A bucket is what data-parallel replicas exchange in one
 message and what ZeRO cuts into equal contiguous shards; its size is the grain
 of overlap and of memory. A tied embedding is a bucket of its own, so that both
-copies are cut alike.
+copies are cut alike; so are the experts of a layer that replicas divide among them,
+as fewer exchange these.
 
 Within a bucket what is treated alike is contiguous: vectors and matrices that
 tensor parallelism shards, then matrices and vectors that it replicates. So
@@ -38,10 +39,12 @@ class Bucket:
     replicated: slice
     tied: bool
     counted: bool
+    divided: bool = False
+    """Whether it is of experts that replicas divide among them."""
 
     @property
     def is_block(self) -> bool:
-        """A block is used by itself; other units as long as their chunk is."""
+        """A block is used by itself, as its experts are; other units as long as their chunk is."""
         return self.unit.startswith(f"{_BLOCKS}.")
 
     def shard(self, index: int, count: int) -> slice:
@@ -76,7 +79,8 @@ def _units(chunk: nn.Module, facts: Mapping[str, ParameterFacts]) -> dict[str, l
             unit = ".".join(parts[:2])
         elif unit.startswith(_BLOCKS):
             unit = "head"
-        units.setdefault("tied" if facts[name].tied else unit, []).append(name)
+        own = ".".join(parts[:-1]) if facts[name].divided else unit
+        units.setdefault("tied" if facts[name].tied else own, []).append(name)
     if "tied" in units and not facts[units["tied"][0]].counted:
         # The copy at the end of the model is used after the blocks.
         units["tied"] = units.pop("tied")
@@ -103,6 +107,7 @@ def _bucket(chunk: int, unit: str, facts: Mapping[str, ParameterFacts], tp_size:
         replicated=slice(matrices, start),
         tied=unit == "tied",
         counted=all(known.counted for known in facts.values()),
+        divided=all(known.divided for known in facts.values()),
     )
 
 

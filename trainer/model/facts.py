@@ -22,7 +22,8 @@ class ParameterFacts:
     marks the two copies of an embedding that the first and last stage share;
     `counted` is False on the copy that global figures must not count again. `stored` is the name
     of the whole tensor: where a rank holds two places of one, each is a parameter of its own.
-    `stacked` says that the first dimension counts tensors that are drawn one by one.
+    `stacked` says that the first dimension counts tensors that are drawn one by one. `divided`
+    marks experts that replicas divide among them.
     """
 
     global_shape: tuple[int, ...]
@@ -34,6 +35,7 @@ class ParameterFacts:
     counted: bool = True
     stored: str = ""
     stacked: bool = False
+    divided: bool = False
 
     @property
     def is_sharded(self) -> bool:

@@ -59,9 +59,14 @@ def spread(x_ND: Tensor, slots: Slots) -> Tensor:
 
 def gathered(y_TD: Tensor, weights_NK: Tensor, slots: Slots) -> Tensor:
     """What a token's experts have made of it, [N, D]: the sum of its rows by their weights."""
-    rows: Tensor = _Unsorted.apply(y_TD, slots)  # type: ignore[no-untyped-call]
-    y_NKD = torch.unflatten(rows, 0, (-1, slots.choices))
+    y_NKD = torch.unflatten(unsorted(y_TD, slots), 0, (-1, slots.choices))
     return (y_NKD * weights_NK.to(y_TD.dtype).unsqueeze(-1)).sum(dim=1)
+
+
+def unsorted(y_TD: Tensor, slots: Slots) -> Tensor:
+    """Rows by slot again."""
+    out: Tensor = _Unsorted.apply(y_TD, slots)  # type: ignore[no-untyped-call]
+    return out
 
 
 def grouped_linear(x_TD: Tensor, weight_EFD: Tensor, slots: Slots) -> Tensor:

@@ -2,7 +2,8 @@
 
 Every expert is split over the tensor group as an MLP is: each rank has some of each expert's
 width, so that all ranks have the same work however tokens are distributed. The router sees what
-a rank has of the sequence; its choices and weights are gathered with the tokens.
+a rank has of the sequence; its choices and weights are gathered with the tokens. Replicas may
+divide experts among them (`trainer.parallel.experts`): rows then go there and back.
 
 Source: Mixtral (arXiv 2401.04088), DeepSeekMoE (2401.06066) for shared experts. That tokens are
 sorted and none is dropped is as in MegaBlocks (2211.15841).
@@ -19,9 +20,10 @@ from torch import Tensor
 from trainer.model.config import GptConfig, MoeConfig
 from trainer.model.dropout import DropoutKey
 from trainer.model.fused import bias_activation, bias_gated
-from trainer.model.grouped import Slots, gathered, grouped_linear, spread
+from trainer.model.grouped import Slots, gathered, grouped_linear, spread, unsorted
 from trainer.model.layers import IntoStream, Layer
 from trainer.model.router import Router, layer_terms
+from trainer.parallel.experts import Exchange
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.tensor import own_sequence, whole_sequence
 
@@ -34,6 +36,7 @@ class MoeMlp(IntoStream):
         self._moe = moe
         self.router = Router(config, mesh, moe)
         self.experts = Experts(config, mesh, moe)
+        self._ep = mesh.ep
         self.shared = SharedExpert(config, mesh, moe) if moe.shared_hidden else None
 
     def forward(
@@ -52,7 +55,7 @@ class MoeMlp(IntoStream):
         x_ND = full_SBD.flatten(0, 1)
         weights_NK = whole_sequence(torch.cat(weights, dim=-1), self.tp).flatten(0, 1)
         routed_NK = weights_NK[:, : self._moe.per_token]
-        out_ND = gathered(self.experts(spread(x_ND, slots), slots), routed_NK, slots)
+        out_ND = gathered(self._mixed(spread(x_ND, slots), slots), routed_NK, slots)
         if self.shared is not None:
             shared_ND = self.shared(x_ND)
             if self._moe.shared_gate:
@@ -64,9 +67,22 @@ class MoeMlp(IntoStream):
             return (out,)
         return out, layer_terms(self._moe, routing, slots.counts_E)
 
+    def _mixed(self, rows_TD: Tensor, slots: Slots) -> Tensor:
+        """What the experts of rows make of them, wherever these experts are."""
+        if self._ep.size == 1:
+            out: Tensor = self.experts(rows_TD, slots)
+            return out
+        exchange = Exchange.of(slots.counts_E, self._ep)
+        own = Slots.of(exchange.experts_T.unsqueeze(1), self._moe.num_experts // self._ep.size)
+        made_TD = self.experts(spread(exchange.there(rows_TD), own), own)
+        return exchange.back(unsorted(made_TD, own))
+
 
 class Experts(Layer):
-    """All experts' matrices, one after another; a gate's rows come before the others."""
+    """The matrices of experts, one after another; a gate's rows come before the others.
+
+    All experts of a layer, or this rank's of those that replicas divide among them.
+    """
 
     def __init__(self, config: GptConfig, mesh: Mesh, moe: MoeConfig) -> None:
         super().__init__(config, mesh)
@@ -78,6 +94,7 @@ class Experts(Layer):
             std=config.init_std,
             shard_dim=2,
             stacked=True,
+            divided=mesh.ep,
         )
         self.down = self.declare(
             "down",
@@ -86,6 +103,7 @@ class Experts(Layer):
             std=config.residual_std,
             shard_dim=2,
             stacked=True,
+            divided=mesh.ep,
         )
 
     def forward(self, x_TD: Tensor, slots: Slots) -> Tensor:

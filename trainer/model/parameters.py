@@ -52,16 +52,21 @@ class ParallelModule(nn.Module):
         held: tuple[int, int] | None = None,
         stored: str = "",
         stacked: bool = False,
+        divided: Comm | None = None,
     ) -> nn.Parameter:
         """Register a parameter, split over the group along `shard_dim` if given.
 
         `held` says where this rank's part starts and how long it is; all ranks have as much in
         their order unless given. `stored` is the name of the whole tensor, if it is another.
+        `divided` has the ranks that divide the first dimension among them besides.
         """
         shape, offsets = list(global_shape), [0] * len(global_shape)
         if shard_dim is not None:
             each = global_shape[shard_dim] // self.comm.size
             offsets[shard_dim], shape[shard_dim] = held or (self.comm.index * each, each)
+        if divided is not None:
+            each = global_shape[0] // divided.size
+            offsets[0], shape[0] = divided.index * each, each
         self.facts[name] = ParameterFacts(
             global_shape=global_shape,
             offsets=tuple(offsets),
@@ -72,6 +77,7 @@ class ParallelModule(nn.Module):
             counted=counted,
             stored=stored or name,
             stacked=stacked,
+            divided=divided is not None and divided.size > 1,
         )
         parameter = nn.Parameter(torch.empty(shape, dtype=self._dtype, device=self._device))
         self.register_parameter(name, parameter)
@@ -80,11 +86,25 @@ class ParallelModule(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """What replicas share: the ZeRO level, and which of `count` shards are this rank's."""
+    """What replicas share: the ZeRO level, and which of `count` shards are this rank's.
+
+    `divided` is the same of experts that replicas divide among them: fewer hold the same ones.
+    """
 
     level: int = 0
     index: int = 0
     count: int = 1
+    divided: tuple[int, int] | None = None
+
+    def of(self, bucket: Bucket) -> tuple[int, int]:
+        """Which shard of a bucket is this rank's, and of how many."""
+        if bucket.divided and self.divided is not None:
+            return self.divided
+        return self.index, self.count
+
+    def shard(self, bucket: Bucket) -> slice:
+        """This rank's range of a bucket."""
+        return bucket.shard(*self.of(bucket))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,14 +168,17 @@ class FlatParameters:
         like = next(iter(self.parameters.values())).detach()
         self.dtype = like.dtype
         self.sum_dtype = torch.float64 if like.dtype is torch.float64 else torch.float32
-        count = self.sharding.count
-        self._lengths = [count * -(-bucket.size // count) for bucket in self.buckets]
+        counts = [self.sharding.of(bucket)[1] for bucket in self.buckets]
+        shares = [
+            -(-bucket.size // count) for bucket, count in zip(self.buckets, counts, strict=True)
+        ]
+        self._lengths = [share * count for share, count in zip(shares, counts, strict=True)]
         self._starts = [sum(self._lengths[:index]) for index in range(len(self.buckets))]
         total = sum(self._lengths)
         # Whole buffers, or none: those of a level are there bucket by bucket while used.
         self.values = like.new_zeros(total if self.level < 3 else 0)
         self.grads = like.new_zeros(total if self.level < 2 else 0, dtype=self.sum_dtype)
-        self.owned_size = total // (count if self.level else 1)
+        self.owned_size = sum(shares) if self.level else total
         self.parts = tuple(self._make_parts())
 
     @property
@@ -216,7 +239,7 @@ class FlatParameters:
         for index, bucket in enumerate(self.buckets):
             owned = slice(0, self._lengths[index])
             if self.level:
-                owned = bucket.shard(self.sharding.index, self.sharding.count)
+                owned = self.sharding.shard(bucket)
             place = slice(start, start + owned.stop - owned.start)
             values, grads = self._buffer(self.values, index), self._buffer(self.grads, index)
             part = Part(

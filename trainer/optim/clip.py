@@ -24,7 +24,9 @@ def squared_norm_share(flat: FlatParameters, mesh: Mesh) -> Tensor:
     """
     share = torch.zeros((), dtype=torch.float64, device=mesh.device)
     for part in flat.parts:
-        own = overlap(_counted(part.bucket, mesh), part.bucket.shard(mesh.dp.index, mesh.dp.size))
+        replicas = mesh.expert_dp if part.bucket.divided else mesh.dp
+        shard = part.bucket.shard(replicas.index, replicas.size)
+        own = overlap(_counted(part.bucket, mesh), shard)
         share += square_sum(part.grads[part.among(own)])
     return share
 

@@ -47,9 +47,11 @@ class FlatLamb(AdamMoments):
         self._flat = flat
         self.config = config
         self._mesh = mesh
+        divided = {facts.stored for facts in flat.facts.values() if facts.divided}
         self._names = list(
             dict.fromkeys(facts.stored for facts in flat.facts.values() if facts.decays)
         )
+        self._divided = [row for row, name in enumerate(self._names) if name in divided]
 
     @torch.no_grad()
     def step(
@@ -112,4 +114,8 @@ class FlatLamb(AdamMoments):
         for comm in (mesh.tp, mesh.dp) if flat.level else (mesh.tp,):
             if comm.size > 1:
                 squares = sum_in_order(comm.all_gather(squares.unsqueeze(0)))
+        if mesh.ep.size > 1 and not flat.level:
+            # All replicas have the same of everything but experts.
+            whole = sum_in_order(mesh.ep.all_gather(squares.unsqueeze(0)))
+            squares[self._divided] = whole[self._divided]
         return squares

@@ -171,6 +171,10 @@ class Comm:
         """
         return Nothing()
 
+    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Consecutive rows for each member, `sent` of them, and those from each, `received`."""
+        return rows
+
     def post_send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         """Start to send to the member at index `peer`; the tensor must stay as it is."""
         raise ValueError(f"group {self.group.name} has no member to send to")
@@ -218,6 +222,16 @@ class BackendComm(Comm):
         self._timeline = timeline
         self._num_in_flight = 0
         self._in_flight_since_ns = 0
+
+    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        out = rows.new_empty((sum(received), *rows.shape[1:]))
+        incoming = torch.split(out, list(received))
+        outgoing = torch.split(rows.contiguous(), list(sent))
+        exchange = self.start_exchange(incoming, Op.ALL_TO_ALL)
+        exchange.send(outgoing)
+        incoming[self.index].copy_(outgoing[self.index])
+        exchange.wait()
+        return out
 
     def post_send(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         try:

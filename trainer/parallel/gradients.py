@@ -82,15 +82,17 @@ class _Reduction:
 class GradientReducer:
     """Collects the gradients of every backward pass and sums them over the replicas.
 
-    `each_micro_batch` reduces after each backward pass instead of the step's last one;
-    `wire` is the type of gradients on the wire, None for that of their sums. `done` is
-    called when a backward pass needs the weights of a bucket no more.
+    `expert_dp` are the replicas that hold the same experts. `each_micro_batch` reduces after
+    each backward pass instead of the step's last one; `wire` is the type of gradients on the
+    wire, None for that of their sums. `done` is called when a backward pass needs the weights
+    of a bucket no more.
     """
 
     def __init__(
         self,
         flat: FlatParameters,
         dp: Comm,
+        expert_dp: Comm,
         *,
         each_micro_batch: bool,
         wire: torch.dtype | None,
@@ -98,6 +100,7 @@ class GradientReducer:
     ) -> None:
         self._flat = flat
         self._dp = dp
+        self._expert_dp = expert_dp
         self._each_micro_batch = each_micro_batch
         self._wire = wire
         self._done = done
@@ -178,12 +181,13 @@ class GradientReducer:
                 self._finish_oldest()
 
     def _start(self, part: Part) -> PendingReduce:
+        dp = self._expert_dp if part.bucket.divided else self._dp
         if self._flat.level == 0:
             if self._wire is None:
-                return self._dp.start_all_reduce(part.all_grads)
-            return _ScatterThenGather(self._dp, part.all_grads, self._wire)
+                return dp.start_all_reduce(part.all_grads)
+            return _ScatterThenGather(dp, part.all_grads, self._wire)
         own = part.all_grads[part.owned]
-        pending = self._dp.start_reduce_scatter(part.all_grads, own, wire_dtype=self._wire)
+        pending = dp.start_reduce_scatter(part.all_grads, own, wire_dtype=self._wire)
         return _Scatter(pending)
 
     def _finish_oldest(self) -> None:

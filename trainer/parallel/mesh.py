@@ -34,8 +34,9 @@ class Mesh:
     `pp_back` carries what flows from later stages to earlier ones. On NCCL it is
     a group of its own, because messages between two ranks keep their order per
     group; with gloo's tags it is `pp` itself. `embedding` joins the first and
-    last stage when they share tied embeddings. `timeline` tells when the rank's work is
-    done.
+    last stage when they share tied embeddings. `ep` joins replicas that divide experts among
+    them, `expert_dp` those that hold the same ones: all of `dp` without such. `timeline` tells
+    when the rank's work is done.
     """
 
     layout: Layout
@@ -47,6 +48,8 @@ class Mesh:
     pp: Comm
     pp_back: Comm
     embedding: Comm
+    ep: Comm
+    expert_dp: Comm
     timeline: Timeline = field(default_factory=HostTimeline)
 
     @property
@@ -66,7 +69,12 @@ class Mesh:
             Group.DP: (self.dp,),
             Group.PP: pipeline,
             Group.EMBEDDING: (self.embedding,),
+            **({} if self.ep.size == 1 else self._expert_comms),
         }
+
+    @property
+    def _expert_comms(self) -> dict[Group, tuple[Comm, ...]]:
+        return {Group.EP: (self.ep,), Group.EXPERT_DP: (self.expert_dp,)}
 
     def fold(self, row: Tensor, combine: Callable[[Tensor], Tensor]) -> Tensor:
         """`row` of every rank, combined over tp, then dp, then pp.
@@ -130,6 +138,8 @@ def build_mesh(
         pp=pp,
         pp_back=pp_back,
         embedding=embedding,
+        ep=joiner.join(Group.EP, layout.group_of("ep", rank)),
+        expert_dp=dp if layout.ep == 1 else joiner.join_holders(layout),
         timeline=timeline,
     )
 
@@ -157,6 +167,10 @@ class _Joiner:
         self._network: GlooNetwork | None = None
         if device.type != "cuda" and store is not None:
             self._network = GlooNetwork(store, timeout=timeout, interface=gloo_interface)
+
+    def join_holders(self, layout: Layout) -> Comm:
+        """The ranks that hold the same experts."""
+        return self.join(Group.EXPERT_DP, layout.group_of("expert_dp", self._rank))
 
     def join(self, group: Group, ranks: tuple[int, ...], *, name: str = "") -> Comm:
         index = ranks.index(self._rank)

@@ -26,9 +26,10 @@ class WeightGatherer:
     whole buckets counted.
     """
 
-    def __init__(self, flat: FlatParameters, dp: Comm) -> None:
+    def __init__(self, flat: FlatParameters, dp: Comm, expert_dp: Comm) -> None:
         self._flat = flat
         self._dp = dp
+        self._expert_dp = expert_dp
         self._under_way: dict[Part, Pending] = {}
         self._present: set[Part] = set()
         self._num_gathered = 0
@@ -54,7 +55,8 @@ class WeightGatherer:
             self.most_gathered = max(self.most_gathered, self._num_gathered)
         self._flat.publish(part)
         own = part.all_values[part.owned]
-        self._under_way[part] = self._dp.start_all_gather(own, part.all_values)
+        dp = self._expert_dp if part.bucket.divided else self._dp
+        self._under_way[part] = dp.start_all_gather(own, part.all_values)
 
     def ensure(self, part: Part) -> None:
         """Return once the whole weights of a bucket are there."""

@@ -8,9 +8,10 @@ they are used (Rajbhandari et al., arXiv 1910.02054).
 Each gather is launched before its bucket is needed: at ZeRO 1 and 2 right after
 the optimizer, behind whatever comes before the next forward pass; at ZeRO 3 one
 unit (embedding, block, output) ahead of the computation, the first ones behind data
-loading. So at ZeRO 3 the whole weights that have memory are those of one block in
-use, one block on its way, and the chunk's ends (embedding and output), which stay
-as long as their chunk is used. A backward pass needs no weights of an embedding.
+loading; two units where the experts of a block are one of their own. So at ZeRO 3
+the whole weights that have memory are those of one block in use, one block on its
+way, and the chunk's ends (embedding and output), which stay as long as their chunk
+is used. A backward pass needs no weights of an embedding.
 
 What does not belong here: how messages travel, how buckets lie in memory.
 """
@@ -99,12 +100,15 @@ class DataParallel:
         self._mesh = mesh
         self._sequence_parallel = sequence_parallel
         self._reshards = config.reshard_each_micro_batch
+        # A block and its experts, where these are apart.
+        self._ahead = 1 if mesh.ep.size == 1 else 2
         self._is_backward = False
         self._backwards_left: dict[int, int] = {}
-        self.weights = WeightGatherer(flat, mesh.dp)
+        self.weights = WeightGatherer(flat, mesh.dp, mesh.expert_dp)
         self._gradients = GradientReducer(
             flat,
             mesh.dp,
+            mesh.expert_dp,
             each_micro_batch=config.reduce_each_micro_batch and flat.level >= 2,
             wire=config.wire,
             done=self._weights_used,
@@ -199,9 +203,9 @@ class DataParallel:
         self.weights.ensure(part)
         units = self._units[part.bucket.chunk]
         if self._is_backward:
-            self._start(units.blocks[max(0, position - 1) : position])
+            self._start(units.blocks[max(0, position - self._ahead) : position])
         elif position + 1 < len(units.blocks):
-            self._start(units.blocks[position + 1 : position + 2])
+            self._start(units.blocks[position + 1 : position + 1 + self._ahead])
         else:
             self._start(units.output)
 
@@ -211,10 +215,10 @@ class DataParallel:
         position: int,
         module: object,
         inputs: object,
-        outputs: tuple[Tensor, ...],
+        outputs: Tensor | tuple[Tensor, ...],
     ) -> None:
         # What else a block gives is needed by its end alone, where all of it is needed.
-        stream = outputs[0]
+        stream = outputs if isinstance(outputs, Tensor) else outputs[0]
         if stream.requires_grad:
             # torch's stubs leave this method untyped.
             stream.register_hook(partial(self._enter_block, part, position))  # type: ignore[no-untyped-call]

@@ -198,8 +198,9 @@ def _resume(
 
 def _replay(assignment: Assignment, state: TrainState, box: Writer) -> Replay | None:
     """The comparison of a step that is done again, where bits of replicas can be compared."""
-    is_bitwise = assignment.spec.determinism == "bitwise"
-    if assignment.replayed_step <= 0 or state.mesh.dp.size == 1 or not is_bitwise:
+    # Replicas that share experts add up each other's tokens, in an order that is theirs.
+    is_comparable = assignment.spec.determinism == "bitwise" and state.mesh.ep.size == 1
+    if assignment.replayed_step <= 0 or state.mesh.dp.size == 1 or not is_comparable:
         return None
     return Replay(
         state,

@@ -65,13 +65,6 @@ class TrainState:
     def splits_sequence(self) -> bool:
         return splits_sequence(self.spec, self.mesh)
 
-    @property
-    def holders(self) -> Comm:
-        """The ranks that hold the same state as this one; with ZeRO it is alone."""
-        if self.flat.level == 0:
-            return self.mesh.dp
-        return Comm(group=self.mesh.dp.group, ranks=(self.mesh.rank,), index=0)
-
     def named_tensors(self) -> list[NamedTensor]:
         """All tensors that a checkpoint holds, with their place in the whole model.
 
@@ -94,16 +87,26 @@ class TrainState:
                 piece.inside,
             )
         ]
+        # Fewer ranks hold the same experts where replicas divide these.
+        divided = [each for each in tensors if each[1].divided]
+        others = [each for each in tensors if not each[1].divided]
+        placed = [*self._placed(others, self.mesh.dp), *self._placed(divided, self.mesh.expert_dp)]
+        return sorted(placed, key=lambda tensor: not tensor.owned)
+
+    def _placed(
+        self, tensors: Sequence[tuple[NamedTensor, ParameterFacts]], replicas: Comm
+    ) -> list[NamedTensor]:
+        """Which of some tensors this rank saves; `replicas` hold the same ones without ZeRO."""
+        alone = self.flat.level > 0
         shares = owned(
             [_held(tensor, facts, self.mesh) for tensor, facts in tensors],
-            replicas=Copies(index=self.holders.index, count=self.holders.size),
+            replicas=Copies() if alone else Copies(index=replicas.index, count=replicas.size),
             tensor_group=Copies(index=self.mesh.tp.index, count=self.mesh.tp.size),
             ends=Copies(index=self.mesh.embedding.index, count=self.mesh.embedding.size),
         )
-        placed = [
+        return [
             tensor._replace(owned=share) for (tensor, _), share in zip(tensors, shares, strict=True)
         ]
-        return sorted(placed, key=lambda tensor: not tensor.owned)
 
     def initialise(self) -> None:
         """The state before the first step, whatever a restore that failed has left."""
@@ -192,11 +195,10 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
     memory = PeakMemory(mesh.device)
     config = configure.gpt_config(spec)
     chunks = build_chunks(spec, config, mesh)
-    zero = spec.parallel.zero
     flat = FlatParameters(
         chunks,
         tp_size=mesh.tp.size,
-        sharding=Sharding(level=zero.level, index=mesh.dp.index, count=mesh.dp.size),
+        sharding=sharding_of(mesh, spec.parallel.zero.level),
     )
     data_parallel = DataParallel(
         flat,
@@ -220,6 +222,16 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
         train_engine=train_engine,
         eval_engine=eval_engine,
         data=data,
+    )
+
+
+def sharding_of(mesh: Mesh, level: int) -> Sharding:
+    """What of a rank's parameters is its own to update."""
+    return Sharding(
+        level=level,
+        index=mesh.dp.index,
+        count=mesh.dp.size,
+        divided=(mesh.expert_dp.index, mesh.expert_dp.size),
     )
 
 
@@ -333,7 +345,16 @@ def _processor() -> str:
 def _layout(spec: JobSpec) -> dict[str, str]:
     """What decides the order of sums, and with it their bits."""
     parallel = spec.parallel
-    axes = ("tp", "pp", "dp", "virtual_stages", "layer_split", "micro_batch", "sequence_parallel")
+    axes = (
+        "tp",
+        "pp",
+        "dp",
+        "ep",
+        "virtual_stages",
+        "layer_split",
+        "micro_batch",
+        "sequence_parallel",
+    )
     return {f"parallel.{axis}": str(getattr(parallel, axis)) for axis in axes} | {
         "parallel.zero.level": str(parallel.zero.level)
     }

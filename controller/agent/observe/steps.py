@@ -10,7 +10,8 @@ from outlast.v1 import agents_pb2, common_pb2
 
 # What a step is made of; checkpoints and evaluation come beside it.
 _STEP_PHASES = (Phase.DATA, Phase.FORWARD_BACKWARD, Phase.GRADIENT_SYNC, Phase.OPTIMIZER)
-_OWN_GROUPS = (Group.TP, Group.PP, Group.DP)
+_REPLICAS = (Group.DP, Group.EXPERT_DP)
+_OWN_GROUPS = (Group.TP, Group.PP, *_REPLICAS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,6 @@ def _split(then: TimeUse | None, now: TimeUse, num_steps: int) -> common_pb2.Ste
         optimizer_s=own_s(Phase.OPTIMIZER) / num_steps,
         tp_exposed_s=waited_s(_STEP_PHASES, (Group.TP,)) / num_steps,
         pp_exposed_s=waited_s(_STEP_PHASES, (Group.PP,)) / num_steps,
-        dp_exposed_s=waited_s(_STEP_PHASES, (Group.DP,)) / num_steps,
+        dp_exposed_s=waited_s(_STEP_PHASES, _REPLICAS) / num_steps,
         other_exposed_s=waited_s(_STEP_PHASES, others) / num_steps,
     )
