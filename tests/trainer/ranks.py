@@ -14,6 +14,7 @@ takes a `RankContext` and picklable arguments and returns something picklable.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import os
@@ -34,6 +35,7 @@ from typing import Any
 _LENGTH = struct.Struct("<Q")
 _ROOT = Path(__file__).parents[2]
 _KEPT: list[Any] = []
+_PR_SET_THP_DISABLE = 41
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +144,10 @@ def _serve() -> None:
     # What each rank would import for itself, as in the standby process.
     for module in PRELOADED_MODULES:
         importlib.import_module(module)
-    # As the standby process: a rank copies fewer pages of what was imported.
-    gc.collect()
+    # As the standby process: a rank copies fewer pages of what was imported. This one forks
+    # thousands, and so has the huge pages that `tests/conftest.py` has turned off.
     gc.freeze()
+    ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 0, 0, 0, 0)
     gather_pages()
 
     requests = sys.stdin.buffer

@@ -85,8 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Ctrl-C goes to a whole foreground group; the agent decides what stops when.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Objects that live for ever leave the collector's sight: its header writes
-    # would copy shared pages in every child.
-    gc.collect()
+    # would copy shared pages in every child. Collecting first takes 0.15 s and frees no page.
     gc.freeze()
     gc.enable()
     gather_pages()
