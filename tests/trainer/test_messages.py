@@ -187,6 +187,8 @@ def _mailboxes(schedule: Schedule, network: _Network) -> list[Mailbox]:
             pp=_OrderedComm(network, "up", index=stage, size=size),
             pp_back=_OrderedComm(network, "down", index=stage, size=size),
             embedding=alone,
+            ep=alone,
+            expert_dp=alone,
         )
         boxes.append(Mailbox(mesh, schedule, torch.empty(1)))
     return boxes
