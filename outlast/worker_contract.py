@@ -196,6 +196,8 @@ class WorkerContract:
     forked_at_ns: int
     """Set by the standby process when it forks; 0 before."""
     device: str
+    data_socket: Path | None = None
+    """Where the loader of this node's data answers; None where each rank reads by itself."""
     script: ScriptContract | None = None
     """The user's own program, which the worker then is; None for the trainer."""
 
@@ -254,6 +256,7 @@ class WorkerContract:
             checkpoint_url=read.text("checkpoint_url"),
             forked_at_ns=read.number("forked_at_ns"),
             device=read.text("device"),
+            data_socket=read.path("data_socket") if read.text("data_socket") else None,
             script=read.script("script"),
         )
 

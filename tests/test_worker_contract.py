@@ -69,6 +69,7 @@ def contracts(draw: st.DrawFn) -> WorkerContract:
         rendezvous_port=draw(_NUMBERS),
         rendezvous_fd=draw(st.none() | _NUMBERS),
         data_dir=draw(_PATHS),
+        data_socket=draw(st.none() | _PATHS),
         committed_step=draw(_NUMBERS),
         skipped=tuple(draw(st.lists(st.builds(StepRange, first=_NUMBERS, last=_NUMBERS)))),
         replayed_step=draw(_NUMBERS),

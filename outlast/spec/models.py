@@ -140,6 +140,19 @@ class DataSpec(Section):
     validation_fraction: float = Field(
         0.02, gt=0, lt=0.5, description="Share of the tokens held out for evaluation."
     )
+    loader: Literal["node", "rank"] = Field(
+        "node",
+        description="node: where several ranks of a node need tokens, one process reads each "
+        "step once for all of them, ahead of them, into shared memory. rank: each rank reads by "
+        "itself, as it also does while that process is gone.",
+    )
+    steps_ahead: int = Field(
+        2,
+        ge=1,
+        le=64,
+        description="loader node: so many steps are read before ranks ask for them; that and two "
+        "steps more are in memory, 8 bytes for each token of the replicas of the node.",
+    )
     max_bytes: int | None = Field(
         None,
         ge=2**12,

@@ -22,7 +22,6 @@ from outlast.chosen import ChosenStart
 from outlast.layout import Layout
 from outlast.sizing.partition import stage_parts
 from outlast.skipped import StepRange
-from outlast.spec import JobSpec
 from tests.checkpoint.copy_streams import GatedCopyStream
 from tests.contracts import contract_of
 from tests.trainer.ranks import RankContext
@@ -320,9 +319,9 @@ def worked(
     return worker.run(contract), states
 
 
-def _keeping(states: list[TrainState], build: Callable[[JobSpec, Mesh, Path], TrainState]) -> Any:
-    def kept(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
-        states.append(build(spec, mesh, data_dir))
+def _keeping(states: list[TrainState], build: Callable[..., TrainState]) -> Any:
+    def kept(*arguments: Any) -> TrainState:
+        states.append(build(*arguments))
         return states[-1]
 
     return kept

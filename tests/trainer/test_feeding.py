@@ -24,7 +24,12 @@ def opened(tmp_path: Path, data: dict[str, Any], *, dp: int = 1, replica: int = 
         "data": {"global_batch": 4, "validation_fraction": 0.1, **data},
         "parallel": {"dp": dp},
     }
-    mesh = SimpleNamespace(at=SimpleNamespace(dp=replica), device=torch.device("cpu"))
+    mesh = SimpleNamespace(
+        at=SimpleNamespace(dp=replica),
+        device=torch.device("cpu"),
+        is_first_stage=True,
+        is_last_stage=True,
+    )
     return open_data(parse_spec(document), cast(Mesh, mesh), tmp_path / "unused")
 
 

@@ -62,7 +62,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generator = np.random.default_rng(0)
     tokens = generator.integers(0, VOCAB, 4 * SEQUENCES * SEQ_LEN + 1, dtype=np.uint16)
     np.save(folder / "tokens.npy", tokens)
-    mesh = SimpleNamespace(at=SimpleNamespace(dp=0), device=torch.device("cpu"))
+    mesh = SimpleNamespace(
+        at=SimpleNamespace(dp=0),
+        device=torch.device("cpu"),
+        is_first_stage=True,
+        is_last_stage=True,
+    )
     spec = parse_spec(spec_of(folder, {"vocab_size": VOCAB}))
     data = open_data(spec, cast(Mesh, mesh), folder)
     batches = [

@@ -37,4 +37,8 @@ class TokenDataset:
         length = self._seq_len
         rows = np.stack([self._tokens[s * length : (s + 1) * length + 1] for s in samples])
         block = torch.from_numpy(rows.astype(np.int64)).t()
-        return MicroBatch(tokens=block[:-1].contiguous(), targets=block[1:].contiguous())
+        return MicroBatch(
+            tokens=block[:-1].contiguous(),
+            targets=block[1:].contiguous(),
+            num_predicted=len(samples) * length,
+        )

@@ -3,10 +3,10 @@
 There is no iterator to save: `trainer.core.batch` computes what any step reads,
 so a resumed run reads exactly what it would have read.
 
-`prepare` reads a step ahead on a thread of its own, while the trainer waits for
+`prepare` has a step read ahead on a thread of its own, while the trainer waits for
 gradients: reading is then off the critical path, and what is read stays the same.
-The look-ahead is one step, so memory is bounded. Ranks of a node that read the
-same samples share them in the page cache: token files are memory-mapped.
+The look-ahead is one step, so memory is bounded. Where it is read, in this process
+or in the node's loader (`trainer.data.node`), is its source's business.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from outlast.clock import node_time_ns
+from trainer.data.step_batch import Memory, StepBatch, Wanted
 from trainer.parallel.pipeline import MicroBatch
 
 _Sample = TypeVar("_Sample")
@@ -41,24 +42,61 @@ class Dataset(Protocol[_Sample_contra]):
     def read(self, samples: Sequence[_Sample_contra]) -> MicroBatch: ...
 
 
-class Loader:
-    """One replica's view of a data set."""
+class Source(Protocol):
+    """Where a loader has a step from."""
 
-    def __init__(
-        self,
-        dataset: Dataset[_Sample],
-        plan: Plan[_Sample],
-        *,
-        replica: int,
-        device: torch.device,
-    ) -> None:
+    @property
+    def num_micro_batches(self) -> int: ...
+
+    def read(self, step: int, replica: int) -> StepBatch: ...
+
+    def close(self) -> None: ...
+
+
+class Split:
+    """What is trained on, or what is held out: the source of a rank that reads by itself."""
+
+    def __init__(self, dataset: Dataset[_Sample], plan: Plan[_Sample]) -> None:
         def read(step: int, replica: int, index: int) -> MicroBatch:
             return dataset.read(plan.samples(step, replica, index))
 
-        self._read_batch = read
-        self._num_micro_batches = plan.num_micro_batches
+        self._read = read
+        self.num_micro_batches = plan.num_micro_batches
+
+    def read(
+        self, step: int, replica: int, *, allocate: Callable[[int], Memory] = bytearray
+    ) -> StepBatch:
+        """What a replica reads at a step, in memory that `allocate` gives."""
+        return StepBatch.write(
+            lambda index: self._read(step, replica, index),
+            self.num_micro_batches,
+            step=step,
+            replica=replica,
+            allocate=allocate,
+        )
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Loader:
+    """One replica's view of a split."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        replica: int,
+        device: torch.device,
+        wanted: Wanted | None = None,
+        counts: bool = True,
+    ) -> None:
+        """`counts`: whether it matters how many tokens have a loss."""
+        self._source = source
         self._replica = replica
         self._device = device
+        self._wanted = Wanted() if wanted is None else wanted
+        self._reads_nothing = self._wanted.is_nothing and not counts
         # It starts its thread at the first use: workers are forked with a single thread.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="data")
         self._prepared: tuple[int, Future[list[MicroBatch]]] | None = None
@@ -70,16 +108,20 @@ class Loader:
 
         Call it once for each step at most, from the thread that trains.
         """
+        if self._reads_nothing:
+            return
         if self._prepared is not None and self._prepared[0] != step:
             # One look-ahead at a time; what nobody will take may still be read to its end.
             self._prepared[1].cancel()
-        self._prepared = step, self._reader.submit(self._read, step)
+        self._prepared = step, self._reader.submit(self._read, step, self._replica)
 
     def micro_batches(self, step: int, *, replica: int | None = None) -> list[MicroBatch]:
         """What a replica reads at `step`, counted from 1: this one, unless another is given.
 
-        What went wrong in the background is raised here.
+        Parts that are not wanted are empty. What went wrong in the background is raised here.
         """
+        if self._reads_nothing:
+            return StepBatch.of_nothing(self._source.num_micro_batches)
         prepared, self._prepared = self._prepared, None
         began_ns = node_time_ns()
         is_read = False
@@ -87,27 +129,24 @@ class Loader:
             is_read = prepared[1].done()
             batches = prepared[1].result()
         else:
-            batches = self._read(step, replica)
+            batches = self._read(step, self._replica if replica is None else replica)
         self.last_wait_ns = 0 if is_read else node_time_ns() - began_ns
-        return [
-            _each(batch, lambda ids: ids.to(self._device, non_blocking=True)) for batch in batches
-        ]
+        return [_each(batch, self._to_device) for batch in batches]
 
     def close(self) -> None:
         """End the thread; a read under way is waited for."""
         self._prepared = None
         self._reader.shutdown(cancel_futures=True)
+        self._source.close()
 
-    def _read(self, step: int, replica: int | None = None) -> list[MicroBatch]:
-        batches = []
-        replica = self._replica if replica is None else replica
-        for index in range(self._num_micro_batches):
-            batch = self._read_batch(step, replica, index)
-            if self._device.type == "cuda":
-                # Only page-locked memory is copied to a GPU without waiting.
-                batch = _each(batch, Tensor.pin_memory)
-            batches.append(batch)
-        return batches
+    def _read(self, step: int, replica: int) -> list[MicroBatch]:
+        # Only page-locked memory is copied to a GPU without waiting.
+        pinned = self._device.type == "cuda"
+        return self._source.read(step, replica).on_host(self._wanted, pinned=pinned)
+
+    def _to_device(self, ids: Tensor) -> Tensor:
+        # Of 32 bits on the way to a GPU.
+        return ids.to(self._device, non_blocking=True).long()
 
 
 def _each(batch: MicroBatch, change: Callable[[Tensor], Tensor]) -> MicroBatch:
@@ -115,4 +154,5 @@ def _each(batch: MicroBatch, change: Callable[[Tensor], Tensor]) -> MicroBatch:
         tokens=change(batch.tokens),
         targets=change(batch.targets),
         starts=None if batch.starts is None else change(batch.starts),
+        num_predicted=batch.num_predicted,
     )

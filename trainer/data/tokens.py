@@ -91,11 +91,16 @@ class BlendDataset:
         targets = targets.masked_fill(_shifted(prompts)[1], NO_TARGET)
         starts = [self._sources[source].starts(sample) for source, sample in samples]
         if starts[0] is None:
-            return MicroBatch(tokens=tokens, targets=targets)
+            return MicroBatch(tokens=tokens, targets=targets, num_predicted=_predicted(targets))
         of_tokens, of_targets = _shifted(np.stack([each for each in starts if each is not None]))
         # The first token of a document does not follow from the one before.
         targets = targets.masked_fill(of_targets != of_tokens, NO_TARGET)
-        return MicroBatch(tokens=tokens, targets=targets, starts=of_tokens)
+        return MicroBatch(
+            tokens=tokens,
+            targets=targets,
+            starts=of_tokens,
+            num_predicted=_predicted(targets),
+        )
 
     def _beyond(self, rows: np.ndarray, samples: Sequence[tuple[int, int]]) -> str:
         is_wrong = (rows < 0) | (rows >= self._vocab_size)
@@ -106,6 +111,10 @@ class BlendDataset:
             f"in sequence {sample}, beyond model.vocab_size = {self._vocab_size}; it was made "
             "with another tokenizer, or is damaged"
         )
+
+
+def _predicted(targets: Tensor) -> int:
+    return int((targets >= 0).sum())
 
 
 def _shifted(rows: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -31,12 +31,14 @@ class MicroBatch:
     """What a replica reads for one micro-batch: [S, B] token ids.
 
     A target below 0 has no loss. `starts` has for each token where its document begins in the
-    sequence; None: a sequence is all one.
+    sequence; None: a sequence is all one. `num_predicted` is how many targets have a loss. What
+    the stage does not use may be empty.
     """
 
     tokens: Tensor
     targets: Tensor
     starts: Tensor | None = None
+    num_predicted: int = 0
 
 
 class Chunk(Protocol):

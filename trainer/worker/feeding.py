@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from outlast.spec import JobSpec
@@ -13,19 +13,19 @@ from outlast.tokens.holdout import Holdout
 from trainer.core.batch import BatchPlan, BlendPlan
 from trainer.core.blend import Blend, blend_of
 from trainer.data.dataset import TokenDataset
-from trainer.data.loader import Loader
+from trainer.data.loader import Loader, Source, Split
+from trainer.data.node import NodeLoader, NodeSource, SplitId
 from trainer.data.prepare import prepare
+from trainer.data.step_batch import Wanted
 from trainer.data.tokens import BlendDataset, Sequences
 from trainer.parallel.mesh import Mesh
 from trainer.worker import configure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Feeding:
-    """Both splits of a job's data."""
+class Facts:
+    """What a job's data is."""
 
-    train: Loader
-    evaluation: Loader
     name: str
     """The field that names the data, and what it says."""
     digest: str
@@ -37,18 +37,57 @@ class Feeding:
     """Whether some tokens have no loss."""
 
 
-def open_data(spec: JobSpec, mesh: Mesh, data_dir: Path) -> Feeding:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Splits(Facts):
+    """Both splits, for whoever reads them."""
+
+    train: Split
+    evaluation: Split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feeding(Facts):
+    """Both splits, as one rank takes them."""
+
+    train: Loader
+    evaluation: Loader
+
+
+def open_data(spec: JobSpec, mesh: Mesh, data_dir: Path, node: NodeLoader | None = None) -> Feeding:
+    """The data that `spec` names, as a rank of `mesh` takes it; `node` reads it where there is one.
+
+    Raises:
+        ValueError: it is not there, or cannot feed this model.
+    """
+    splits = open_splits(spec, data_dir)
+    wanted = Wanted(
+        tokens=mesh.is_first_stage, targets=mesh.is_last_stage, starts=spec.data.document_mask
+    )
+
+    def loader(split: SplitId, own: Split) -> Loader:
+        source: Source = own if node is None else NodeSource(node, split, own)
+        counts = splits.has_unpredicted and split is SplitId.TRAIN
+        return Loader(source, replica=mesh.at.dp, device=mesh.device, wanted=wanted, counts=counts)
+
+    return Feeding(
+        **{each.name: getattr(splits, each.name) for each in fields(Facts)},
+        train=loader(SplitId.TRAIN, splits.train),
+        evaluation=loader(SplitId.EVALUATION, splits.evaluation),
+    )
+
+
+def open_splits(spec: JobSpec, data_dir: Path) -> Splits:
     """The data that `spec` names.
 
     Raises:
         ValueError: it is not there, or cannot feed this model.
     """
     if spec.data.tokens is not None:
-        return _of_tokens(spec, mesh)
+        return _of_tokens(spec)
     files = prepare(data_dir, configure.data_options(spec))
-    return Feeding(
-        train=_text(spec, mesh, files.train),
-        evaluation=_text(spec, mesh, files.validation),
+    return Splits(
+        train=_text(spec, files.train),
+        evaluation=_text(spec, files.validation),
         name=f"data.source {spec.data.source!r}",
         digest=files.digest,
         left_out=files.left_out,
@@ -56,7 +95,7 @@ def open_data(spec: JobSpec, mesh: Mesh, data_dir: Path) -> Feeding:
     )
 
 
-def _text(spec: JobSpec, mesh: Mesh, path: Path) -> Loader:
+def _text(spec: JobSpec, path: Path) -> Split:
     dataset = TokenDataset(path, seq_len=spec.model.seq_len)
     plan = BatchPlan(
         num_samples=dataset.num_samples,
@@ -65,10 +104,10 @@ def _text(spec: JobSpec, mesh: Mesh, path: Path) -> Loader:
         num_replicas=spec.parallel.dp,
         seed=spec.seed,
     )
-    return Loader(dataset, plan, replica=mesh.at.dp, device=mesh.device)
+    return Split(dataset, plan)
 
 
-def _of_tokens(spec: JobSpec, mesh: Mesh) -> Feeding:
+def _of_tokens(spec: JobSpec) -> Splits:
     weights = spec.data.weights
     sources = [_opened("data.tokens", name) for name in weights]
     changes = [(each.from_step, each.tokens) for each in spec.data.blend_changes]
@@ -82,9 +121,9 @@ def _of_tokens(spec: JobSpec, mesh: Mesh) -> Feeding:
         shares = {validation.name: 1.0}
     trained_on = [_trained_on(spec, each, whole=validation is not None) for each in sources]
     digests = [each.digest for each in (*sources, *filter(None, [validation]))]
-    return Feeding(
-        train=_loader(spec, mesh, trained_on, blend),
-        evaluation=_loader(spec, mesh, held_out, blend_of(shares, [], global_batch=1)),
+    return Splits(
+        train=_split(spec, trained_on, blend),
+        evaluation=_split(spec, held_out, blend_of(shares, [], global_batch=1)),
         name=f"data.tokens {', '.join(weights)}",
         digest=hashlib.sha256(" ".join(digests).encode()).hexdigest(),
         left_out=(),
@@ -103,18 +142,18 @@ def _opened(field: str, name: str) -> TokenSource:
 def _trained_on(spec: JobSpec, source: TokenSource, *, whole: bool) -> Sequences:
     if whole or source.validation is not None:
         return _all(spec, source.train)
-    split = _split(spec, source.train)
+    split = _holdout(spec, source.train)
     return _sequences(spec, source.train, split.num_trained_on, split.trained_on)
 
 
 def _held_out(spec: JobSpec, source: TokenSource) -> Sequences:
     if source.validation is not None:
         return _all(spec, source.validation)
-    split = _split(spec, source.train)
+    split = _holdout(spec, source.train)
     return _sequences(spec, source.train, split.num_held_out, split.held_out)
 
 
-def _split(spec: JobSpec, file: TokenFile) -> Holdout:
+def _holdout(spec: JobSpec, file: TokenFile) -> Holdout:
     number = file.num_sequences(spec.model.seq_len)
     return Holdout(num_sequences=number, fraction=spec.data.validation_fraction)
 
@@ -141,7 +180,7 @@ def _sequences(
     )
 
 
-def _loader(spec: JobSpec, mesh: Mesh, sources: list[Sequences], blend: Blend) -> Loader:
+def _split(spec: JobSpec, sources: list[Sequences], blend: Blend) -> Split:
     plan = BlendPlan(
         num_samples=tuple(each.num_samples for each in sources),
         blend=blend,
@@ -151,4 +190,4 @@ def _loader(spec: JobSpec, mesh: Mesh, sources: list[Sequences], blend: Blend) -
         seed=spec.seed,
     )
     dataset = BlendDataset(sources, vocab_size=spec.model.vocab_size)
-    return Loader(dataset, plan, replica=mesh.at.dp, device=mesh.device)
+    return Split(dataset, plan)

@@ -189,7 +189,8 @@ class TrainLoop:
         """The tokens of the global batch that have a loss: the mean is over them."""
         if not self._state.data.has_unpredicted:
             return float(self._tokens)
-        number, replicas = _predicted(micro_batches), self._mesh.dp
+        replicas = self._mesh.dp
+        number = torch.tensor(_predicted(micro_batches), device=self._mesh.device)
         if replicas.size > 1:
             number = replicas.all_gather(number.view(1)).sum()
         return number.clamp(min=1).double()
@@ -379,9 +380,9 @@ class TrainLoop:
         )
 
 
-def _predicted(micro_batches: Sequence[MicroBatch]) -> Tensor:
+def _predicted(micro_batches: Sequence[MicroBatch]) -> int:
     """How many tokens have a loss."""
-    return torch.stack([(batch.targets >= 0).sum() for batch in micro_batches]).sum()
+    return sum(batch.num_predicted for batch in micro_batches)
 
 
 def _combine(rows: Tensor) -> Tensor:

@@ -57,6 +57,7 @@ from outlast.worker_contract import (
     WorkerContract,
     WorkerExitCode,
 )
+from trainer.data.node import NodeLoader
 from trainer.parallel.hosts import join_hosts
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.planning import expected_of
@@ -122,7 +123,9 @@ def _train(assignment: Assignment, box: Writer) -> int:
         gloo_interface=interface,
     )
     box.mark(StartMark.GROUPS_READY)
-    state = build_state(spec, mesh, assignment.data_dir)
+    path = assignment.data_socket
+    node_loader = None if path is None else NodeLoader(path)
+    state = build_state(spec, mesh, assignment.data_dir, node_loader)
     box.mark(StartMark.MODEL_READY)
     box.expect(expected_of(spec, mesh.at.pp, on_gpu=device.type == "cuda"))
     join = partial(

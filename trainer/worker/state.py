@@ -25,6 +25,7 @@ from outlast.sizing.partition import stage_parts
 from outlast.spec import JobSpec
 from trainer.core import schedule as schedules
 from trainer.core.rectangles import boxes
+from trainer.data.node import NodeLoader
 from trainer.model.carried import carried_rows
 from trainer.model.config import GptConfig
 from trainer.model.facts import ParameterFacts
@@ -186,7 +187,9 @@ class TrainState:
         ]
 
 
-def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
+def build_state(
+    spec: JobSpec, mesh: Mesh, data_dir: Path, node_loader: NodeLoader | None = None
+) -> TrainState:
     """Build the rank's model and its surroundings; values are not initialised yet.
 
     Raises:
@@ -209,7 +212,7 @@ def build_state(spec: JobSpec, mesh: Mesh, data_dir: Path) -> TrainState:
     )
     meter = StepMeter(mesh.comms, memory, mesh.timeline, data_parallel)
     train_engine, eval_engine = _engines(spec, config, mesh, chunks, (meter, data_parallel))
-    data = open_data(spec, mesh, data_dir)
+    data = open_data(spec, mesh, data_dir, node_loader)
     return TrainState(
         spec=spec,
         mesh=mesh,

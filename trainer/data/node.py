@@ -1,0 +1,165 @@
+"""A node's loader process, as its ranks ask it: one reads, and all of the node share what it read.
+
+A rank sends which step of which replica it wants, and gets the descriptor of shared memory with a
+`StepBatch` in it. That memory is anonymous, and gone with the last process that holds it: nothing
+is left of a loader that was killed, and a rank that has its batch needs the loader no more.
+
+Training never depends on it. A step's batch follows from its number, so what a rank reads by itself
+is the same, bit for bit: it does so when the loader does not answer in time, is gone for good, or
+cannot read. One that died is started again by the agent, which keeps the listening socket: who asks
+meanwhile waits there.
+
+What does not belong here: reading (`trainer.data.loader.Split`), and the other end
+(`trainer.data.serving`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from mmap import PROT_READ, mmap
+from pathlib import Path
+
+from outlast import local_socket
+from trainer.data.loader import Split
+from trainer.data.step_batch import StepBatch
+
+# A loader that was killed is there again after 0.1 s, or a few seconds where it is killed again
+# and again. A step that takes longer to read is soon read twice, which does no harm.
+ANSWER_S = 10.0
+# A loader that is stopped or given up is tried again so much later.
+RETRY_S = 30.0
+
+
+class SplitId(IntEnum):
+    """What a step is read of."""
+
+    TRAIN = 0
+    EVALUATION = 1
+
+
+# Split, step, replica.
+REQUEST = struct.Struct("<qqq")
+# Nothing but a descriptor comes with it, or the reason for which there is none.
+READY = b"\x01"
+MAX_REASON_BYTES = 4096
+
+
+class NodeLoader:
+    """One rank's line to the loader of its node."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        answer_s: float = ANSWER_S,
+        retry_s: float = RETRY_S,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        """`path` is of the socket; `say` is told when the loader is gone, or back."""
+        self._path = path
+        self._answer_s = answer_s
+        self._retry_s = retry_s
+        self._say = _print if say is None else say
+        # The thread that reads ahead and the one that trains may both ask.
+        self._lock = threading.Lock()
+        self._connection: socket.socket | None = None
+        self._retry_at_s = 0.0
+        self._is_missed = False
+
+    def ask(self, split: SplitId, step: int, replica: int) -> mmap | None:
+        """Shared memory with a batch in it; None where the rank had better read by itself."""
+        with self._lock:
+            if time.monotonic() < self._retry_at_s:
+                return None
+            return self._ask(REQUEST.pack(split, step, replica))
+
+    def close(self) -> None:
+        """Hang up."""
+        with self._lock:
+            self._hang_up()
+
+    def _ask(self, request: bytes) -> mmap | None:
+        deadline_s = time.monotonic() + self._answer_s
+        while True:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                self._do_without(f"it has not answered in {self._answer_s:g} s")
+                return None
+            try:
+                if self._connection is None:
+                    self._connection = local_socket.connect(self._path, left_s)
+                self._connection.settimeout(left_s)
+                self._connection.send(request)
+                found = self._hear(self._connection)
+            except (FileNotFoundError, ConnectionRefusedError):
+                self._do_without("the agent does not start it again")
+                return None
+            except TimeoutError:
+                continue
+            except OSError as error:
+                # It has died with our request; the next one will answer it.
+                self._hang_up()
+                self._miss(f"it has died ({error}); asking again")
+                continue
+            if self._is_missed:
+                self._is_missed = False
+                self._say("the node's data loader answers again")
+            return found
+
+    def _hear(self, connection: socket.socket) -> mmap | None:
+        said, descriptors, _, _ = socket.recv_fds(connection, MAX_REASON_BYTES, 1)
+        try:
+            if not said:
+                raise ConnectionResetError("end of the connection")
+            if said != READY or not descriptors:
+                # The rank will meet what it has met, and say so as its own error.
+                return None
+            return mmap(descriptors[0], 0, prot=PROT_READ)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _do_without(self, why: str) -> None:
+        # What it answers later belongs to nobody.
+        self._hang_up()
+        self._retry_at_s = time.monotonic() + self._retry_s
+        self._miss(f"{why}; this rank reads by itself")
+
+    def _miss(self, why: str) -> None:
+        if not self._is_missed:
+            self._say(f"the node's data loader is missed: {why}")
+        self._is_missed = True
+
+    def _hang_up(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+class NodeSource:
+    """A split that the node's loader reads, or this process where that one does not."""
+
+    def __init__(self, node: NodeLoader, split: SplitId, own: Split) -> None:
+        self._node, self._split, self._own = node, split, own
+        self.num_micro_batches = own.num_micro_batches
+
+    def read(self, step: int, replica: int) -> StepBatch:
+        """What a replica reads at a step."""
+        memory = self._node.ask(self._split, step, replica)
+        if memory is None:
+            return self._own.read(step, replica)
+        return StepBatch(memory, step=step, replica=replica)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._node.close()
+
+
+def _print(text: str) -> None:
+    print(f"data: {text}", flush=True)
