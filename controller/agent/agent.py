@@ -44,6 +44,7 @@ from controller.agent.session import Session, SessionEvents
 from controller.agent.state import AgentState
 from controller.agent.worker_reports import WorkerReports
 from controller.agent.workers.cgroups import WorkerCgroups
+from controller.agent.workers.data_loaders import DataLoaders, LoaderEvents
 from controller.agent.workers.orphans import Orphans
 from controller.agent.workers.rendezvous import listen
 from controller.agent.workers.script_store import ScriptStore
@@ -79,7 +80,8 @@ class Agent:
         )
         self._mistakes = Mistakes()
         self._standby = self._make_standby()
-        self._suites = self._make_suites()
+        self._suites = Suites(SuitePlace.of(config), self._standby)
+        self._data_loaders = self._make_data_loaders()
         oom_kills = OomKills()
         self._cgroups = WorkerCgroups(config.state_dir, is_wanted=config.cgroups)
         self._supervisor = self._make_supervisor(oom_kills)
@@ -188,6 +190,7 @@ class Agent:
             self._suites.close,
             self._supervisor.stop_all,
             self._store.close,
+            self._data_loaders.close,
             lambda: self._standby.stop(timeout_s),
             self._cgroups.close,
             lambda: self._orphans.end(timeout_s),
@@ -226,16 +229,6 @@ class Agent:
             limits=CommandLimits(kill_s=limits.kill_s, absence_stop_s=limits.absence_stop_s),
         )
 
-    def _make_suites(self) -> Suites:
-        config = self._config
-        place = SuitePlace(
-            node=config.node,
-            workers=config.workers,
-            state_dir=config.state_dir,
-            runner=config.suite_runner,
-        )
-        return Suites(place, self._standby)
-
     def _make_supervisor(self, oom_kills: OomKills) -> Supervisor:
         return Supervisor(
             limits=self._config.limits,
@@ -273,6 +266,7 @@ class Agent:
                 suites=self._suites,
                 rendezvous_fd=self._rendezvous.fileno(),
                 store=self._store,
+                data_loaders=self._data_loaders,
                 storage_awaited=self._checkpoints.storage_awaited,
                 mistakes=self._mistakes,
             ),
@@ -284,12 +278,17 @@ class Agent:
         )
 
     def _make_store(self) -> ScriptStore:
-        return ScriptStore(
-            self._standby,
-            rendezvous_fd=self._rendezvous.fileno(),
-            host=self._config.address,
-            log_path=self._config.state_dir / "store.log",
+        log_path, handle = self._config.state_dir / "store.log", self._rendezvous.fileno()
+        host = self._config.address
+        return ScriptStore(self._standby, rendezvous_fd=handle, host=host, log_path=log_path)
+
+    def _make_data_loaders(self) -> DataLoaders:
+        events = LoaderEvents(
+            started=lambda key: self._commands.data_loader_started(key),
+            ended=lambda key, reason: self._commands.data_loader_ended(key, reason),
+            changed=self._processes_changed,
         )
+        return DataLoaders(self._standby, self._config.data_dir, events)
 
     def _make_standby(self) -> StandbyLink:
         return StandbyLink(
@@ -383,7 +382,7 @@ class Agent:
         self._checks.cancel_all()
 
     def _own_pids(self) -> Iterator[int]:
-        pids = (self._standby.pid, self._suites.pid, self._store.pid)
+        pids = (self._standby.pid, self._suites.pid, self._store.pid, *self._data_loaders.pids())
         return (pid for pid in pids if pid is not None)
 
     def _running_pids(self) -> Iterator[tuple[str, int]]:

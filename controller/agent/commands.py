@@ -24,11 +24,14 @@ from controller.agent.core.actions import (
     ForgetWorkers,
     GiveUpWorkers,
     KeepLedger,
+    ReportDataLoader,
     ReportEnd,
     RunStep,
     SendEvents,
     Signal,
     SignalWorkers,
+    StartDataLoader,
+    StopDataLoader,
     StopFailed,
 )
 from controller.agent.core.buffer import Weight
@@ -37,6 +40,8 @@ from controller.agent.core.inputs import (
     AbsenceLimitSet,
     Command,
     CommandReceived,
+    DataLoaderEnded,
+    DataLoaderStarted,
     EndReported,
     EventsAcknowledged,
     Input,
@@ -53,6 +58,7 @@ from controller.agent.core.inputs import (
 from controller.agent.core.ledger import CommandKind, CommandLedger, Result
 from controller.agent.core.line import DEFAULT_ABSENCE_LIMIT_S
 from controller.agent.core.machine import AgentMachine
+from controller.agent.core.reports import AttemptKey
 from controller.agent.core.steps import Step
 from controller.agent.diagnostics import SuiteError
 from controller.agent.memory.uploads import PushError
@@ -173,6 +179,14 @@ class Commands:
         completed_step = -1 if worker.exit is None else worker.exit.completed_step
         self._give(WorkerEnded(key=worker.identity, completed_step=completed_step))
 
+    def data_loader_started(self, key: AttemptKey) -> None:
+        """There is a process that reads data for an attempt's ranks."""
+        self._give(DataLoaderStarted(key=key))
+
+    def data_loader_ended(self, key: AttemptKey, reason: str) -> None:
+        """It has ended, or there will be none."""
+        self._give(DataLoaderEnded(key=key, reason=reason))
+
     # The machine
 
     def _give(self, given: Input) -> None:
@@ -233,6 +247,13 @@ class Commands:
                     absent_s,
                     self._parts.config.node,
                 )
+            case StartDataLoader(key=attempt):
+                self._parts.data_loaders.start(attempt)
+            case StopDataLoader(key=attempt):
+                self._parts.data_loaders.stop(attempt)
+            case ReportDataLoader(key=attempt, problem=problem):
+                sign = wire.data_loader_sign(*attempt, problem, at_s=node_time_s())
+                self._emit(sign, Weight.LASTING)
             case _:
                 assert_never(action)
 

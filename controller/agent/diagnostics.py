@@ -20,6 +20,7 @@ from pathlib import Path
 
 from google.protobuf import json_format
 
+from controller.agent.config import AgentConfig
 from controller.agent.workers.programs import RunningProgram, Standby, start_program
 from diagnostics.core.orders import Order
 from outlast.errors import RetryableError
@@ -55,6 +56,16 @@ class SuitePlace:
     state_dir: Path
     runner: str
     """Module that runs the checks."""
+
+    @classmethod
+    def of(cls, config: AgentConfig) -> SuitePlace:
+        """The node of an agent with these options."""
+        return cls(
+            node=config.node,
+            workers=config.workers,
+            state_dir=config.state_dir,
+            runner=config.suite_runner,
+        )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from controller.agent.code import JobCode, delete_code
 from controller.agent.config import AgentConfig
+from controller.agent.core.reports import AttemptKey
 from controller.agent.core.steps import StartFacts, Step
 from controller.agent.diagnostics import Suites
 from controller.agent.memory.rank_memory import free_copies, hand_over, stray_folders
@@ -21,6 +22,7 @@ from controller.agent.mistakes import Mistakes
 from controller.agent.observe.leftovers import delete_old_attempts, delete_old_logs
 from controller.agent.threads import run_blocking
 from controller.agent.workers import launch, stacks
+from controller.agent.workers.data_loaders import DataLoaders
 from controller.agent.workers.orphans import Orphans
 from controller.agent.workers.preflight import Preflight
 from controller.agent.workers.preload import preload_of
@@ -46,6 +48,7 @@ class Order:
     spec: JobSpec | None = None
     device: str = ""
     copies: ReplicaPlan | None = None
+    shares_data: bool = False
     launches: list[Launch] = field(default_factory=list)
     # Told once and not kept.
     findings: tuple[diagnostics_pb2.Finding, ...] = ()
@@ -64,6 +67,7 @@ class Parts:
     suites: Suites
     rendezvous_fd: int
     store: ScriptStore
+    data_loaders: DataLoaders
     # A job's start waits for its storage, and why.
     storage_awaited: Callable[[str, str], None]
     mistakes: Mistakes
@@ -107,7 +111,7 @@ class OrderSteps:
                 await self._run_suite(order)
             case Step.PUSH:
                 await self._push(order)
-            case Step.ASK | Step.KILL | Step.LEFTOVERS | Step.FORGET_WORKERS:
+            case Step.ASK | Step.KILL | Step.LEFTOVERS | Step.DATA_LOADER | Step.FORGET_WORKERS:
                 raise AssertionError(f"{step.value} is no step of an order")
         return None
 
@@ -148,7 +152,12 @@ class OrderSteps:
             await self._preflight.check(command, spec)
         order.copies = replica_plan(config, command, spec)
         strays = stray_folders(config.job_memory_dir(command.job_id), ranks)
-        return StartFacts(has_strays=bool(strays), keeps_copies=order.copies is not None)
+        order.shares_data = launch.shares_data(spec, ranks)
+        return StartFacts(
+            has_strays=bool(strays),
+            keeps_copies=order.copies is not None,
+            shares_data=order.shares_data,
+        )
 
     async def _script_here(self, job_id: str, spec: JobSpec) -> JobSpec:
         """The spec of a script with its code and its secrets where they are on this node."""
@@ -184,6 +193,17 @@ class OrderSteps:
                 order.command.start_workers,
                 state_dir=self._parts.config.state_dir,
             )
+        if order.shares_data:
+            command = order.command
+            path = self._parts.data_loaders.prepare(
+                AttemptKey(command.job_id, command.attempt),
+                self._parts.config.attempt_dir(command.job_id, command.attempt),
+                command.start_workers.spec_json,
+            )
+            launches = [
+                replace(each, contract=replace(each.contract, data_socket=path))
+                for each in launches
+            ]
         order.launches = launches
 
     async def _free_copies(self, order: Order) -> None:

@@ -23,6 +23,17 @@ _KINDS = {
 }
 
 
+def data_loader_sign(
+    job_id: str, attempt: int, problem: str, *, at_s: float
+) -> agents_pb2.AgentEvent:
+    """What became of the process that reads data for an attempt's ranks here."""
+    message = f"its data loader ended: {problem}" if problem else ""
+    sign = agents_pb2.HostSign(
+        subject="data_stall", what="its data loader", message=message, spares_node=True
+    )
+    return agents_pb2.AgentEvent(job_id=job_id, attempt=attempt, at_s=at_s, host_sign=sign)
+
+
 def introduction(hello: agents_pb2.Hello) -> list[agents_pb2.AgentMessage]:
     """A hello within the bounds of a first message, and what has no room in it."""
     whole = agents_pb2.AgentMessage(hello=hello)

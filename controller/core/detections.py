@@ -17,7 +17,8 @@ from controller.core.states import AT_WORK, TERMINAL, IncidentState, JobState
 # Told by agents and the cluster of nodes, and what workers write there, whatever the job does.
 HOST_CAUSES = (
     *(Cause.HOST_MEMORY, Cause.DISK, Cause.KERNEL_LOG, Cause.NODE_CONDITION),
-    *(Cause.WORKER_LOG, Cause.STORAGE),
+    # Beside what steps show, the end of a data loader.
+    *(Cause.WORKER_LOG, Cause.STORAGE, Cause.DATA_STALL),
 )
 # Of what is found again and again: the first and the newest. The record is written anew each time.
 MAX_SIGNS = 16

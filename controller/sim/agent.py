@@ -221,6 +221,10 @@ class Agent:
         sign = agents_pb2.HostSign(subject=Cause.KERNEL_LOG, what="gpu", message=message)
         self.emit(agents_pb2.AgentEvent(host_sign=sign), Weight.LASTING)
 
+    def kill_data_loaders(self) -> None:
+        """The processes that read data for ranks are killed; ranks go on."""
+        self._orders.data_loaders.kill()
+
     # Commands
 
     def worker_ended(self, worker: Worker) -> None:

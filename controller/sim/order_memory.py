@@ -31,7 +31,11 @@ class OrderMemory:
     def facts(self, order: Order) -> StartFacts:
         """What preflight finds."""
         job = self._agent.world.jobs[order.job]
-        return StartFacts(has_strays=self._has_strays(order), keeps_copies=job.replicas)
+        return StartFacts(
+            has_strays=self._has_strays(order),
+            keeps_copies=job.replicas,
+            shares_data=len(order.message.start_workers.ranks) > 1,
+        )
 
     def do(self, order: Order, step: Step) -> None:
         """Do a step."""

@@ -16,11 +16,14 @@ from controller.agent.core.actions import (
     ForgetWorkers,
     GiveUpWorkers,
     KeepLedger,
+    ReportDataLoader,
     ReportEnd,
     RunStep,
     SendEvents,
     Signal,
     SignalWorkers,
+    StartDataLoader,
+    StopDataLoader,
     StopFailed,
 )
 from controller.agent.core.buffer import Weight
@@ -43,6 +46,7 @@ from controller.agent.core.steps import StartFacts, Step
 from controller.agent.core.workers import WorkerKey
 from controller.agent.wire import answer, command_of, kind_of
 from controller.sim.attempt import Training
+from controller.sim.data_loaders import DataLoaders
 from controller.sim.order import Order
 from controller.sim.order_memory import OrderMemory
 from controller.sim.promises import Promises
@@ -69,6 +73,7 @@ class Orders:
         # Jobs whose checkpoints this agent process has looked after.
         self._uploading: set[JobId] = set()
         self._memory = OrderMemory(agent, self.promises)
+        self.data_loaders = DataLoaders(agent, self.promises, self.give)
         self._wake_s: float | None = None
 
     def receive(self, message: agents_pb2.Command) -> None:
@@ -144,6 +149,8 @@ class Orders:
             case GiveUpWorkers():
                 self.promises.gave_up()
                 self._world.trace("agent", self._node.name, "gives its workers up")
+            case StartDataLoader() | StopDataLoader() | ReportDataLoader():
+                self.data_loaders.perform(action)
             case StopFailed():
                 self._world.checkers.suspect(self._node.name, "stop failed")
             case _:

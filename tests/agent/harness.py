@@ -298,8 +298,8 @@ def start_command(
     spec_json: str | None = None,
     owner: str = "",
 ) -> agents_pb2.Command:
-    """Start both ranks of a two-rank job here."""
-    spec = parse_spec({"name": "job", "parallel": {"dp": 2}})
+    """Start both ranks of a two-rank job here, which train on nothing."""
+    spec = parse_spec({"name": "job", "parallel": {"dp": 2}, "data": {"loader": "rank"}})
     return agents_pb2.Command(
         command_id=command_id,
         job_id=job_id,

@@ -8,10 +8,13 @@ from controller.agent.core.actions import (
     CancelStep,
     ForgetWorkers,
     KeepLedger,
+    ReportDataLoader,
     ReportEnd,
     RunStep,
     Signal,
     SignalWorkers,
+    StartDataLoader,
+    StopDataLoader,
     StopFailed,
 )
 from controller.agent.core.buffer import EventBuffer, Weight
@@ -71,6 +74,7 @@ class Node:
         self.signals: list[tuple[Signal, tuple[WorkerKey, ...]]] = []
         self.forgotten: list[WorkerKey] = []
         self.own_failures: list[str] = []
+        self.of_loaders: list[Action] = []
         # Ends that were reported, and those that came with what the attempt left.
         self.ended: list[WorkerKey] = []
         self.last_ended: list[WorkerKey] = []
@@ -102,6 +106,8 @@ class Node:
                     self.forgotten += keys
                 case Answer():
                     self.answers.append(action)
+                case StartDataLoader() | StopDataLoader() | ReportDataLoader():
+                    self.of_loaders.append(action)
                 case StopFailed(detail=detail):
                     self.own_failures.append(detail)
         return actions

@@ -60,7 +60,9 @@ def test_step_of_a_nodes_clock_ages_nothing_and_ends_nothing(
         seal_slot(agent.memory_dir / "job", rank=rank, world_size=2, upload=UploadState.NONE)
     url = (tmp_path / "storage").as_uri()
     began_s = time.time()
-    spec = parse_spec({"name": "job", "parallel": {"dp": 2}, "steps": 1_000_000})
+    spec = parse_spec(
+        {"name": "job", "parallel": {"dp": 2}, "steps": 1_000_000, "data": {"loader": "rank"}}
+    )
     start: dict[str, Any] = {"checkpoint_url": url, "spec_json": spec.canonical_json()}
     assert controller.result(controller.command(start_command(**start))).ok
     controller.comes_to(3)

@@ -84,6 +84,7 @@ def make_commands(
         suites=unused,
         rendezvous_fd=-1,
         store=unused,
+        data_loaders=unused,
         storage_awaited=unused,
         mistakes=Mistakes(),
     )

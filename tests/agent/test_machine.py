@@ -35,6 +35,9 @@ from controller.agent.core.workers import WorkerKey
 from outlast.failures import ErrorKind
 from tests.agent.machine_node import ABSENCE_S, BROKEN, KILL_S, Node, command
 
+# Done by the machine itself, at once.
+_OWN = (Step.KILL, Step.DATA_LOADER, Step.FORGET_WORKERS)
+
 
 @pytest.mark.parametrize(
     ("has_strays", "keeps_copies", "between"),
@@ -148,9 +151,7 @@ def test_start_beside_a_worker_that_stays_is_refused() -> None:
     assert node.steps == {}
 
 
-@pytest.mark.parametrize(
-    "step", [s for s in STEPS[CommandKind.START] if s.value not in ("kill", "forget workers")]
-)
+@pytest.mark.parametrize("step", [s for s in STEPS[CommandKind.START] if s not in _OWN])
 def test_stop_cancels_a_start_at_any_step(step: Step) -> None:
     node = Node()
     node.facts = StartFacts(has_strays=True, keeps_copies=step is not Step.FREE_COPIES)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from controller.agent.core import commands, steps
 from controller.agent.core.ledger import CommandKind
+from controller.agent.core.loaders import DataLoaderTable
 from controller.agent.core.reports import Reports
 from controller.agent.core.steps import STEPS, StartFacts, Step
 from controller.core.edge.advance import AdvanceTable
@@ -42,6 +44,18 @@ START_BUGS = (
         (12,),
         _moved(Step.KEEP_COPIES, Step.FORK),
         says="nobody fetches",
+    ),
+    bug(
+        "a data loader outlives its attempt",
+        (12,),
+        (DataLoaderTable, "over", lambda *_: []),
+        says="has a data loader, and so has",
+    ),
+    told(
+        stories.data_loaders_die,
+        "a data loader that was killed stays dead",
+        (10,),
+        (DataLoaderTable, "wake_at", lambda _: math.inf),
     ),
     told(
         stories.controller_restarts_in_a_start,

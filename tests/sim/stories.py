@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from controller.core import events as ev
 from controller.core.changes import State
-from controller.core.kinds import Rung
+from controller.core.kinds import Cause, Rung
 from controller.core.retention import Retention, expired
 from controller.core.states import JobState
 from controller.sim.attempt import SimJob, Training
@@ -284,6 +284,26 @@ def script_saves_while_cut_off(seed: int) -> None:
     end_world(world)
 
 
+def data_loaders_die(seed: int) -> None:
+    """The processes that read data are killed, in the end so often that they stay dead."""
+    world = _world(seed)
+    training = _trains(world)
+    for pause_s in (*(90.0,) * 3, *(5.0,) * 8):
+        for name in training.nodes:
+            agent = world.nodes[name].agent
+            if agent is not None:
+                agent.kill_data_loaders()
+        _pass(world, pause_s)
+    (after,) = world.trainings.live()
+    if after.attempt != training.attempt:
+        _fail(world, f"attempt {training.attempt} did not outlive its data loaders")
+    causes = [each.cause for each in _state(world).incidents.values()]
+    # Each is over when its loader has lived for a while.
+    if causes.count(Cause.DATA_STALL) != 4 * len(training.nodes):
+        _fail(world, f"of the data loaders' ends only {causes} are known")
+    end_world(world)
+
+
 def spare_dies(seed: int) -> None:
     """A free node dies while it is being checked."""
     world = _world(seed)
@@ -319,5 +339,6 @@ STORIES: tuple[Story, ...] = (
     slots_are_read,
     node_is_lost,
     script_saves_while_cut_off,
+    data_loaders_die,
     spare_dies,
 )

@@ -70,7 +70,8 @@ class NodeLoader:
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self._retry_at_s = 0.0
-        self._is_missed = False
+        # Why it is missed, as it was said last; "" while it answers.
+        self._missed = ""
 
     def ask(self, split: SplitId, step: int, replica: int) -> mmap | None:
         """Shared memory with a batch in it; None where the rank had better read by itself."""
@@ -107,8 +108,8 @@ class NodeLoader:
                 self._hang_up()
                 self._miss(f"it has died ({error}); asking again")
                 continue
-            if self._is_missed:
-                self._is_missed = False
+            if self._missed:
+                self._missed = ""
                 self._say("the node's data loader answers again")
             return found
 
@@ -132,9 +133,9 @@ class NodeLoader:
         self._miss(f"{why}; this rank reads by itself")
 
     def _miss(self, why: str) -> None:
-        if not self._is_missed:
+        if why != self._missed:
+            self._missed = why
             self._say(f"the node's data loader is missed: {why}")
-        self._is_missed = True
 
     def _hang_up(self) -> None:
         connection, self._connection = self._connection, None

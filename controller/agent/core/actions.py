@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from controller.agent.core.inputs import Command
 from controller.agent.core.ledger import Result
+from controller.agent.core.reports import AttemptKey
 from controller.agent.core.steps import Step
 from controller.agent.core.workers import WorkerKey
 
@@ -94,6 +95,29 @@ class GiveUpWorkers:
     absent_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartDataLoader:
+    """Start the process that reads data for an attempt's ranks here; `DataLoaderStarted` or
+    `DataLoaderEnded` answers."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopDataLoader:
+    """End that process, if it runs, and let no rank wait for it any more. Nothing answers."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportDataLoader:
+    """Report that it has ended and what comes of it; without a problem: that it is well again."""
+
+    key: AttemptKey
+    problem: str
+
+
 Action = (
     KeepLedger
     | RunStep
@@ -105,4 +129,7 @@ Action = (
     | StopFailed
     | SendEvents
     | GiveUpWorkers
+    | StartDataLoader
+    | StopDataLoader
+    | ReportDataLoader
 )

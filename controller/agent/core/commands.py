@@ -42,6 +42,8 @@ from controller.agent.core.inputs import (
     WorkersRequested,
 )
 from controller.agent.core.ledger import CommandKind, CommandLedger, Decision, Result
+from controller.agent.core.loaders import DataLoaderTable
+from controller.agent.core.reports import AttemptKey
 from controller.agent.core.steps import STEPS, StartFacts, Step
 from controller.agent.core.workers import WorkerState, WorkerTable
 from outlast.failures import ErrorKind
@@ -103,6 +105,7 @@ class CommandMachine:
     ) -> None:
         self.ledger = ledger
         self.workers = WorkerTable()
+        self.loaders = DataLoaderTable()
         self._limits = CommandLimits() if limits is None else limits
         # In the order in which they came.
         self._running: dict[str, _Running] = {}
@@ -132,6 +135,8 @@ class CommandMachine:
                     # Before the stops that wait for it are answered.
                     is_last = self.workers.is_over(key.job_id, key.attempt)
                     self._actions.append(ReportEnd(key=key, is_last=is_last))
+                    if is_last:
+                        self._actions += self.loaders.over(AttemptKey(key.job_id, key.attempt))
                     self._workers_ended()
             case EndReported(key=key, seq=seq):
                 self.workers.end_reported(key, seq)
@@ -244,6 +249,12 @@ class CommandMachine:
                 return False
             case Step.ASK | Step.KILL:
                 return self._signal(running, step)
+            case Step.DATA_LOADER:
+                # Ranks may have ended by now.
+                if not self.workers.is_over(command.job_id, command.attempt):
+                    key = AttemptKey(command.job_id, command.attempt)
+                    self._actions += self.loaders.begin(key)
+                return False
             case Step.FORGET_WORKERS:
                 is_start = command.kind is CommandKind.START
                 below_attempt = command.attempt if is_start else None

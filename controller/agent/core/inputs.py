@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controller.agent.core.ledger import CommandKind, Result
+from controller.agent.core.reports import AttemptKey
 from controller.agent.core.steps import StartFacts, Step
 from controller.agent.core.workers import WorkerKey
 
@@ -92,6 +93,21 @@ class EndReported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataLoaderStarted:
+    """There is a process that reads data for the ranks of an attempt."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataLoaderEnded:
+    """It has ended without being stopped, or could not be started."""
+
+    key: AttemptKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Welcomed:
     """The controller has taken this agent in: a session begins."""
 
@@ -130,4 +146,13 @@ CommandInput = (
     | WorkerEnded
     | EndReported
 )
-Input = CommandInput | Welcomed | AbsenceLimitSet | SessionLost | EventsAcknowledged | TimePassed
+Input = (
+    CommandInput
+    | DataLoaderStarted
+    | DataLoaderEnded
+    | Welcomed
+    | AbsenceLimitSet
+    | SessionLost
+    | EventsAcknowledged
+    | TimePassed
+)

@@ -15,6 +15,8 @@ from controller.agent.core.buffer import EventBuffer, Payload
 from controller.agent.core.commands import CommandLimits, CommandMachine
 from controller.agent.core.inputs import (
     AbsenceLimitSet,
+    DataLoaderEnded,
+    DataLoaderStarted,
     EventsAcknowledged,
     Input,
     SessionLost,
@@ -58,10 +60,13 @@ class AgentMachine(Generic[Payload]):
                 self.line.acknowledged(seq)
             case TimePassed():
                 actions = self.commands.let_time_pass(now_s)
+                actions += self.commands.loaders.let_time_pass(now_s)
                 if self.line.gives_up(now_s):
                     actions.append(GiveUpWorkers(absent_s=self.line.absence_limit_s))
                     actions += self.commands.give_up_workers(now_s)
                 return actions
+            case DataLoaderStarted() | DataLoaderEnded():
+                return self.commands.loaders.handle(given, now_s)
             case _:
                 return self.commands.handle(given, now_s)
         return []
@@ -77,5 +82,7 @@ class AgentMachine(Generic[Payload]):
 
     def wake_at(self) -> float | None:
         """When to say `TimePassed` at the latest; None while nothing waits for a time."""
-        earliest_s = min(self.commands.wake_at(), self.line.wake_at())
+        earliest_s = min(
+            self.commands.wake_at(), self.commands.loaders.wake_at(), self.line.wake_at()
+        )
         return None if earliest_s == math.inf else earliest_s

@@ -1,6 +1,7 @@
 """What each kind of command consists of, in order.
 
-Steps of the machine itself are decided and timed here: `ASK`, `KILL` and `FORGET_WORKERS`.
+Steps of the machine itself are decided and timed here: `ASK`, `KILL`, `DATA_LOADER` and
+`FORGET_WORKERS`.
 All others are done by the agent process, one at a time for each command.
 """
 
@@ -38,6 +39,8 @@ class Step(StrEnum):
     """Free the copies of an attempt that had somebody to bring them to."""
     FORK = "fork"
     """Fork all workers or none."""
+    DATA_LOADER = "data loader"
+    """Begin to keep a process that reads data for all workers."""
     FORGET_WORKERS = "forget workers"
     """Drop dead workers: of older attempts after a start, of the whole job when it is over."""
     CLEAN_UP = "clean up"
@@ -65,6 +68,8 @@ STEPS: Mapping[CommandKind, tuple[Step, ...]] = {
         Step.KEEP_COPIES,
         Step.FREE_COPIES,
         Step.FORK,
+        # Workers are not held up by it: they need data last.
+        Step.DATA_LOADER,
         Step.FORGET_WORKERS,
         Step.CLEAN_UP,
     ),
@@ -90,6 +95,8 @@ class StartFacts:
     """Host memory of the job has slots of ranks that are elsewhere now."""
     keeps_copies: bool
     """Other nodes keep copies of what the attempt has in host memory, or have the same."""
+    shares_data: bool = False
+    """Several ranks here read data, and share it."""
 
 
 def is_needed(step: Step, facts: StartFacts | None) -> bool:
@@ -104,5 +111,7 @@ def is_needed(step: Step, facts: StartFacts | None) -> bool:
         case Step.FREE_COPIES:
             # A smaller size may have nobody to bring copies to.
             return not facts.keeps_copies
+        case Step.DATA_LOADER:
+            return facts.shares_data
         case _:
             return True

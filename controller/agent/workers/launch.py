@@ -197,6 +197,18 @@ def _contract(
     )
 
 
+def shares_data(spec: JobSpec, ranks: Sequence[int]) -> bool:
+    """Whether several of these ranks read data, and one process may do so for them.
+
+    Stages in the middle of a pipeline read nothing, unless documents are apart.
+    """
+    if spec.is_script or spec.data.loader != "node":
+        return False
+    ends = (0, spec.parallel.pp - 1)
+    stages = [spec.layout.coordinate(rank).pp for rank in ranks]
+    return sum(spec.data.document_mask or stage in ends for stage in stages) > 1
+
+
 def upload_plan(config: AgentConfig, command: agents_pb2.Command, spec: JobSpec) -> UploadPlan:
     """Who uploads what for the ranks of a start command.
 
