@@ -101,9 +101,7 @@ class Agent:
         self._workers = self._make_worker_reports()
         self._logs = Logs(config.jobs_dir, self._session.send, config.limits.max_log_queries)
         self._checks = CheckOrders(config, self._suites, self._session.send)
-        folders = Folders(
-            state_dir=config.state_dir, memory_dir=config.memory_dir, data_dir=config.data_dir
-        )
+        folders = Folders.of(config)
         self._metrics = Metrics(self._reading, folders)
         max_log_bytes = config.rank_log_bytes
         self._host = Host(folders, self._emit, running, oom_kills, max_log_bytes=max_log_bytes)

@@ -225,7 +225,10 @@ def test_a_killed_process_is_reported_and_its_socket_stays(tmp_path: Path) -> No
         assert await heard.next() == "started"
         assert [json.loads((tmp_path / "data-loader.spec.json").read_text())] == [{"name": "a"}]
         loaders.stop(KEY)
+        # No stranger that is killed as an orphan.
+        assert list(loaders.pids()) == [standby.started[1].pid]
         await loaders.close()
+        assert list(loaders.pids()) == []
         assert standby.started[1].poll() is not None
         # Nobody hears of the end of one that was stopped, and nobody waits for it.
         assert heard.news.empty()

@@ -123,9 +123,7 @@ def _train(assignment: Assignment, box: Writer) -> int:
         gloo_interface=interface,
     )
     box.mark(StartMark.GROUPS_READY)
-    path = assignment.data_socket
-    node_loader = None if path is None else NodeLoader(path)
-    state = build_state(spec, mesh, assignment.data_dir, node_loader)
+    state = build_state(spec, mesh, assignment.data_dir, _node_loader(assignment))
     box.mark(StartMark.MODEL_READY)
     box.expect(expected_of(spec, mesh.at.pp, on_gpu=device.type == "cuda"))
     join = partial(
@@ -154,6 +152,12 @@ def _train(assignment: Assignment, box: Writer) -> int:
     done = loop.run(resumed_step)
     box.phase(Phase.FINISHED)
     return WorkerExitCode.DONE if done else WorkerExitCode.STOPPED
+
+
+def _node_loader(assignment: Assignment) -> NodeLoader | None:
+    """The process that reads data for this node, where there is one."""
+    path = assignment.data_socket
+    return None if path is None else NodeLoader(path)
 
 
 def _begin_reading(assignment: Assignment) -> StoragePrefetch:

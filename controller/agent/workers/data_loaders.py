@@ -55,12 +55,14 @@ class DataLoaders:
         self._data_dir = data_dir
         self._events = events
         self._loaders: dict[AttemptKey, _Loader] = {}
-        self._ends: set[asyncio.Task[None]] = set()
+        # Those that are being ended; their processes are known until they are gone.
+        self._ends: dict[asyncio.Task[None], _Loader] = {}
 
     def pids(self) -> Iterator[int]:
         """Of the processes that run."""
-        programs = (loader.program for loader in self._loaders.values())
-        return (program.pid for program in programs if program is not None)
+        for loader in (*self._loaders.values(), *self._ends.values()):
+            if loader.program is not None:
+                yield loader.program.pid
 
     def prepare(self, key: AttemptKey, folder: Path, spec_json: str) -> Path:
         """Let ranks of an attempt connect from now on; where. `folder` is the attempt's.
@@ -86,8 +88,8 @@ class DataLoaders:
         loader = self._loaders.pop(key, None)
         if loader is not None:
             end = asyncio.create_task(_end(loader), name=f"data-loader-end-{key.job_id}")
-            self._ends.add(end)
-            end.add_done_callback(self._ends.discard)
+            self._ends[end] = loader
+            end.add_done_callback(self._ends.pop)
 
     async def close(self) -> None:
         """End all of them."""

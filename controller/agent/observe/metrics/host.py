@@ -14,6 +14,7 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
+from controller.agent.config import AgentConfig
 from controller.families import Counter, Family, Gauge
 
 CPU = Counter("outlast_host_cpu_seconds_total", "Time of all CPUs, by what they did", ("mode",))
@@ -44,6 +45,13 @@ class Folders:
     state_dir: Path
     memory_dir: Path
     data_dir: Path
+
+    @classmethod
+    def of(cls, config: AgentConfig) -> Folders:
+        """Those of an agent with these options."""
+        return cls(
+            state_dir=config.state_dir, memory_dir=config.memory_dir, data_dir=config.data_dir
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
