@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from bench.baselines.exchange import exchanged_reduce_scatter
 from bench.baselines.native import Native
 from bench.member import Rank, serve
-from bench.trainer import bubble, overlap, window, zero
+from bench.trainer import bubble, experts, overlap, window, zero
 from bench.trainer.ours import Ours
 from bench.trainer.shape import Shape
 
@@ -55,6 +55,7 @@ def compare(rank: Rank, *, shape: Mapping[str, Any], rounds: int, baseline: bool
 TASKS: Mapping[str, Callable[..., Any]] = {
     "compare": compare,
     "bubble": bubble.run,
+    "experts": experts.run,
     "overlap": overlap.run,
     "window": window.run,
     "zero": zero.run,

@@ -29,6 +29,9 @@ class Shape:
     zero: int = 0
     tp_chunks: int = 4
     block: str = "serial"
+    experts: int = 0
+    """Of each layer, as wide as its MLP would be; two for each token."""
+    ep: int = 1
 
     @property
     def world_size(self) -> int:
@@ -43,7 +46,9 @@ class Shape:
     def name(self) -> str:
         """The layout in words, such as tp2·pp2."""
         parts = [
-            f"{axis}{size}" for axis in ("tp", "pp", "dp") if (size := getattr(self, axis)) > 1
+            f"{axis}{size}"
+            for axis in ("tp", "pp", "dp", "ep")
+            if (size := getattr(self, axis)) > 1
         ]
         suffix = f" zero{self.zero}" if self.zero else ""
         return ("·".join(parts) or "single") + suffix
@@ -68,11 +73,13 @@ class Shape:
                 "attention_bias": False,
                 "mlp_bias": False,
                 "block": self.block,
+                "moe": {"num_experts": self.experts},
             },
             "parallel": {
                 "tp": self.tp,
                 "pp": self.pp,
                 "dp": self.dp,
+                "ep": self.ep,
                 "tp_chunks": self.tp_chunks,
                 "virtual_stages": self.virtual_stages,
                 "schedule": self.schedule,

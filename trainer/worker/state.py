@@ -180,6 +180,8 @@ class TrainState:
         before, now = (
             each["environment"] | each["layout"] | each["schedule"] for each in (extra, own)
         )
+        # Checkpoints of before there were experts do not say how these were divided.
+        before.setdefault("parallel.ep", "1")
         return [
             f"{name} {before.get(name)} is now {now.get(name)}"
             for name in dict.fromkeys((*before, *now))
