@@ -17,7 +17,7 @@ from tests.tokens.corpora import counted, write
 from trainer.core.batch import BlendPlan
 from trainer.core.blend import blend_of
 from trainer.data.loader import Loader, Split
-from trainer.data.node import NodeLoader, NodeSource, SplitId
+from trainer.data.node import GREETING, NodeLoader, NodeSource, SplitId
 from trainer.data.serving import Server
 from trainer.data.step_batch import Wanted
 from trainer.data.tokens import BlendDataset, Sequences
@@ -82,8 +82,16 @@ class Node:
         self.server.close()
         self.server = None
 
-    def rank(self, *, answer_s: float = WITHIN_S, retry_s: float = 0.0) -> NodeSource:
-        line = NodeLoader(self.path, answer_s=answer_s, retry_s=retry_s, say=self.said.append)
+    def rank(
+        self, *, answer_s: float = WITHIN_S, retry_s: float = 0.0, start_s: float = WITHIN_S
+    ) -> NodeSource:
+        line = NodeLoader(
+            self.path,
+            answer_s=answer_s,
+            retry_s=retry_s,
+            start_s=start_s,
+            say=self.said.append,
+        )
         self.lines.append(line)
         return NodeSource(line, SplitId.TRAIN, self.split)
 
@@ -186,11 +194,26 @@ def test_ranks_ask_again_when_the_loader_has_died(node: Node, split: Split) -> N
     rank.close()
 
 
-def test_a_rank_reads_by_itself_while_nobody_answers(node: Node, split: Split) -> None:
-    rank, own = loader(node.rank(answer_s=0.05, retry_s=3600.0), 0), loader(split, 0)
+def test_no_start_waits_for_the_loader(node: Node, split: Split) -> None:
+    rank, own = loader(node.rank(start_s=0.0), 0), loader(split, 0)
     assert same(rank.micro_batches(1), own.micro_batches(1))
-    (line,) = node.said
-    assert "it has not answered in 0.05 s; this rank reads by itself" in line
+    server = node.start()
+
+    def is_served() -> bool:
+        assert same(rank.micro_batches(2), own.micro_batches(2))
+        return server.num_reads > 0
+
+    wait_for(is_served)
+    assert node.said == []
+
+
+def test_a_rank_reads_by_itself_while_nobody_answers(node: Node, split: Split) -> None:
+    node.start()
+    rank, own = loader(node.rank(answer_s=0.05, retry_s=3600.0), 0), loader(split, 0)
+    rank.micro_batches(30)
+    node.kill()
+    assert same(rank.micro_batches(1), own.micro_batches(1))
+    assert "it has not answered in 0.05 s; this rank reads by itself" in node.said[-1]
     # It does not wait again and again.
     server = node.start()
     assert same(rank.micro_batches(2), own.micro_batches(2))
@@ -227,6 +250,7 @@ def test_a_request_that_makes_no_sense_harms_nobody_else(node: Node) -> None:
     node.start()
     stranger = local_socket.connect(node.path, WITHIN_S)
     stranger.send(b"GET")
+    assert stranger.recv(10) == GREETING
     assert stranger.recv(10) == b""
     stranger.close()
     rank = loader(node.rank(), 0)

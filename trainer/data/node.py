@@ -5,9 +5,9 @@ A rank sends which step of which replica it wants, and gets the descriptor of sh
 is left of a loader that was killed, and a rank that has its batch needs the loader no more.
 
 Training never depends on it. A step's batch follows from its number, so what a rank reads by itself
-is the same, bit for bit: it does so when the loader does not answer in time, is gone for good, or
-cannot read. One that died is started again by the agent, which keeps the listening socket: who asks
-meanwhile waits there.
+is the same, bit for bit. It does so while the loader has not come up yet, so that no start waits
+for it; when it does not answer in time; and when it is gone for good, or cannot read. One that died
+is started again by the agent, which keeps the listening socket: who asks meanwhile waits there.
 
 What does not belong here: reading (`trainer.data.loader.Split`), and the other end
 (`trainer.data.serving`).
@@ -47,6 +47,8 @@ class SplitId(IntEnum):
 REQUEST = struct.Struct("<qqq")
 # Nothing but a descriptor comes with it, or the reason for which there is none.
 READY = b"\x01"
+# What a loader says to each rank that connects.
+GREETING = b"\x02"
 MAX_REASON_BYTES = 4096
 
 
@@ -59,16 +61,23 @@ class NodeLoader:
         *,
         answer_s: float = ANSWER_S,
         retry_s: float = RETRY_S,
+        start_s: float = 0.0,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        """`path` is of the socket; `say` is told when the loader is gone, or back."""
+        """`path` is of the socket; `say` is told when the loader is gone, or back.
+
+        `start_s` is how long to wait for a loader that has not been there yet.
+        """
         self._path = path
         self._answer_s = answer_s
         self._retry_s = retry_s
+        self._start_s = start_s
         self._say = _print if say is None else say
         # The thread that reads ahead and the one that trains may both ask.
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
+        # By the loader at the other end of the connection, and by any.
+        self._is_greeted = self._was_greeted = False
         self._retry_at_s = 0.0
         # Why it is missed, as it was said last; "" while it answers.
         self._missed = ""
@@ -93,11 +102,12 @@ class NodeLoader:
                 self._do_without(f"it has not answered in {self._answer_s:g} s")
                 return None
             try:
-                if self._connection is None:
-                    self._connection = local_socket.connect(self._path, left_s)
-                self._connection.settimeout(left_s)
-                self._connection.send(request)
-                found = self._hear(self._connection)
+                connection = self._connected(left_s)
+                if not self._is_there(connection, left_s):
+                    return None
+                connection.settimeout(left_s)
+                connection.send(request)
+                found = self._hear(connection)
             except (FileNotFoundError, ConnectionRefusedError):
                 self._do_without("the agent does not start it again")
                 return None
@@ -112,6 +122,28 @@ class NodeLoader:
                 self._missed = ""
                 self._say("the node's data loader answers again")
             return found
+
+    def _connected(self, left_s: float) -> socket.socket:
+        if self._connection is None:
+            self._is_greeted = False
+            self._connection = local_socket.connect(self._path, left_s)
+        return self._connection
+
+    def _is_there(self, connection: socket.socket, left_s: float) -> bool:
+        """Whether there is a loader; only one that there has been before is waited for."""
+        if self._is_greeted:
+            return True
+        connection.settimeout(left_s if self._was_greeted else self._start_s)
+        try:
+            said = connection.recv(len(GREETING))
+        except (BlockingIOError, TimeoutError):
+            if self._was_greeted:
+                raise
+            return False
+        if said != GREETING:
+            raise ConnectionResetError("end of the connection")
+        self._is_greeted = self._was_greeted = True
+        return True
 
     def _hear(self, connection: socket.socket) -> mmap | None:
         said, descriptors, _, _ = socket.recv_fds(connection, MAX_REASON_BYTES, 1)

@@ -18,7 +18,7 @@ from mmap import mmap
 from typing import NamedTuple
 
 from trainer.data.loader import Split
-from trainer.data.node import MAX_REASON_BYTES, READY, REQUEST, SplitId
+from trainer.data.node import GREETING, MAX_REASON_BYTES, READY, REQUEST, SplitId
 
 
 class _Key(NamedTuple):
@@ -83,6 +83,12 @@ class Server:
         rank, _ = self._listening.accept()
         # One that does not read its answers is not waited for.
         rank.setblocking(False)
+        try:
+            rank.send(GREETING)
+        except OSError:
+            # It has gone meanwhile.
+            rank.close()
+            return
         self._ranks[rank.fileno()] = rank
         self._poll.register(rank, select.POLLIN)
 
