@@ -45,6 +45,7 @@ def plan_of(spec: JobSpec) -> JobPlan:
         replica_node_indexes=wanted.replica_node_indexes,
         tp=spec.parallel.tp,
         pp=spec.parallel.pp,
+        ep=spec.parallel.ep,
         non_finite_again=NonFiniteAgain(spec.detectors.non_finite_again),
         rollback_steps=spec.detectors.rollback_steps,
         sizes=(wanted, *smaller) if smaller else (),

@@ -62,6 +62,8 @@ class JobPlan:
     grow_after_s: float = 0.0
     tp: int = 1
     pp: int = 1
+    # Replicas that divide experts among them.
+    ep: int = 1
     non_finite_again: NonFiniteAgain = NonFiniteAgain.SKIP
     rollback_steps: int = 100
     # Of each node, besides its worker places.
@@ -90,8 +92,11 @@ class JobPlan:
     def model_node_indexes(self, rank: int) -> tuple[int, ...]:
         """Indexes of the nodes that hold the model of `rank`: each has a part in its loss."""
         layout = Layout(tp=self.tp, pp=self.pp, dp=self.world_size // (self.tp * self.pp))
-        replica = layout.coordinate(rank).dp
-        ranks = (each for each in range(self.world_size) if layout.coordinate(each).dp == replica)
+        # Each of those that divide experts has computed for the others, too.
+        part = layout.coordinate(rank).dp // self.ep
+        ranks = (
+            each for each in range(self.world_size) if layout.coordinate(each).dp // self.ep == part
+        )
         return tuple(dict.fromkeys(each // self.workers_per_node for each in ranks))
 
 
