@@ -122,8 +122,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_job_that_is_over_leaves_no_imports_unless_another_has_taken_its_place(
-    tmp_path: Path,
+@pytest.mark.parametrize("is_of_one_job", [True, False], ids=["own", "installed"])
+def test_a_job_that_is_over_leaves_no_imports_of_its_own_unless_another_has_taken_its_place(
+    tmp_path: Path, is_of_one_job: bool
 ) -> None:
     one, other = (Preload(modules=(name,), environment={"KEY": name}) for name in ("a", "b"))
 
@@ -131,6 +132,9 @@ def test_a_job_that_is_over_leaves_no_imports_unless_another_has_taken_its_place
         used: list[Preload] = []
 
         class Link:
+            def __init__(self) -> None:
+                self.is_of_one_job = is_of_one_job
+
             def use(self, preload: Preload) -> None:
                 used.append(preload)
 
@@ -152,7 +156,31 @@ def test_a_job_that_is_over_leaves_no_imports_unless_another_has_taken_its_place
         workers.drop_preload("other")
         return used
 
-    assert asyncio.run(scenario()) == [one, other, NOTHING]
+    left = [NOTHING] if is_of_one_job else []
+    assert asyncio.run(scenario()) == [one, other, *left]
+
+
+def test_only_installed_packages_that_read_no_variables_stay_for_the_next_job(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mine.py").write_text("")
+    folders = (str(tmp_path),)
+    installed = ("colorsys", "xxhash")
+    expected = (
+        (Preload(modules=installed, folders=folders), False),
+        (Preload(modules=(*installed, "mine"), folders=folders), True),
+        (Preload(modules=installed, environment={"KEY": "secret"}), True),
+    )
+
+    async def scenario() -> None:
+        async with standbys.running(tmp_path) as (standby, _):
+            for preload, is_of_one_job in expected:
+                standby.use(preload)
+                assert standby.is_of_one_job
+                await standby.wait_ready(DEADLINE_S)
+                assert standby.is_of_one_job == is_of_one_job, preload
+
+    asyncio.run(scenario())
 
 
 def test_what_would_hang_in_a_fork_is_left_out_and_the_rest_is_there(folder: Path) -> None:

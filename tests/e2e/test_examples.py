@@ -55,7 +55,8 @@ class Example:
 
 ALL = (
     Example(script="ddp.py"),
-    Example(script="fsdp2.py", place="--checkpoints"),
+    # What torch.optim imports takes as long as torch itself.
+    Example(script="fsdp2.py", place="--checkpoints", preload=("torch", "torch._dynamo")),
     Example(script="data_workers.py"),
     Example(
         script="hf_trainer.py",

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.controller.processes import Controller, controller
+from tests.e2e.by_hand import QUICKLY_CHECKED
 from tests.e2e.cluster import Cluster
 from tests.e2e.losing import memory_folder
 from tests.e2e.script_jobs import EXAMPLES, log_of, losses, submit, succeeded, wait_step
@@ -29,7 +30,8 @@ BEGIN = "".join(f"import {name}\nassert {name}.IS_MINE\n" for name in OWN_MODULE
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
     state_dir = tmp_path_factory.mktemp("foreign") / "state"
-    with controller(state_dir, "--local-nodes", "2", "--workers-per-node", "1") as it:
+    nodes = ("--local-nodes", "2", "--workers-per-node", "1")
+    with controller(state_dir, *nodes, *QUICKLY_CHECKED) as it:
         yield it
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from outlast.v1 import jobs_pb2
 from tests.controller.processes import Controller, controller
+from tests.e2e.by_hand import QUICKLY_CHECKED
 from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.losing import lose_node
 from tests.e2e.script_jobs import (
@@ -40,7 +41,8 @@ SILENT = RAISING.with_name("silent.py")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
     """A controller with two nodes more than a job has."""
     state_dir = tmp_path_factory.mktemp("scripts") / "state"
-    with controller(state_dir, "--local-nodes", "4", "--workers-per-node", "1") as it:
+    nodes = ("--local-nodes", "4", "--workers-per-node", "1")
+    with controller(state_dir, *nodes, *QUICKLY_CHECKED) as it:
         yield it
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+import sysconfig
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 # Its words end here: a message may be as long as a traceback.
@@ -27,6 +28,8 @@ class Preloaded:
     """By module, why a fork has to import it."""
     spoiled_by: str = ""
     """The module after which this process is of no use; "" for none."""
+    is_installed: bool = True
+    """All that was imported is where packages are installed, whose files seldom change."""
 
 
 def preload(
@@ -40,7 +43,7 @@ def preload(
     Nor are `packages`, which are ours.
     """
     done = Preloaded(left_out=dict(left_out))
-    before = list(sys.path)
+    before, known = list(sys.path), set(sys.modules)
     sys.path[:0] = folders
     try:
         for module in modules:
@@ -55,6 +58,7 @@ def preload(
     finally:
         # A script looks in its own folders.
         sys.path[:] = before
+    done.is_installed = _are_installed(set(sys.modules) - known)
     return done
 
 
@@ -71,6 +75,19 @@ def _import(module: str, packages: Collection[str]) -> tuple[str, bool]:
         reason = f"{type(error).__name__}: {error}"
     spoils = _what_spoils(sockets)
     return spoils or reason, bool(spoils)
+
+
+def _are_installed(modules: Iterable[str]) -> bool:
+    paths = sysconfig.get_paths()
+    places = {os.path.realpath(paths[name]) for name in ("stdlib", "purelib", "platlib")}
+    files = (getattr(sys.modules[name], "__file__", None) for name in modules)
+    found = {os.path.dirname(file) for file in files if file}
+    return all(
+        os.path.join(os.path.realpath(folder), "").startswith(
+            tuple(os.path.join(place, "") for place in places)
+        )
+        for folder in found
+    )
 
 
 def _what_spoils(sockets: frozenset[str]) -> str:

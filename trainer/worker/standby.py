@@ -8,7 +8,7 @@ process per node and asks it, over a socket pair, for every worker:
                       {"op": "adopt", "key": K, "pid": P}   (a child of a standby that died)
                       {"op": "run", "key": K, "program": {...}}   (with three descriptors)
                       {"op": "exit"}
-    standby -> agent  {"event": "ready", "pid": P, "left_out": {MODULE: WHY}}
+    standby -> agent  {"event": "ready", "pid": P, "left_out": {MODULE: WHY}, "is_installed": B}
                       {"event": "forked", "key": K, "pid": P, "at_ns": T}
                       {"event": "started", "key": K, "pid": P, "at_ns": T}   (a program)
                       {"event": "refused", "key": K, "detail": D}   (it can never fork again)
@@ -61,7 +61,7 @@ from outlast.worker_contract import (
 )
 from trainer.worker import programs
 from trainer.worker.hugepages import gather_pages
-from trainer.worker.preloading import preload
+from trainer.worker.preloading import Preloaded, preload
 from trainer.worker.standby_options import Options, parse
 
 # Input, output and error of a program.
@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     gc.disable()
     for module in options.preload:
         importlib.import_module(module)
-    left_out = _preload_extras(options)
+    done = _preload_extras(options)
     module_name, _, function_name = options.entry.partition(":")
     entry = _no_entry
     if module_name:
@@ -92,17 +92,17 @@ def main(arguments: list[str] | None = None) -> int:
     control = socket.socket(fileno=options.control_fd)
     control.set_inheritable(False)
     try:
-        return Standby(control, options.rendezvous_fd, entry, left_out).serve()
+        return Standby(control, options.rendezvous_fd, entry, done).serve()
     except _ScriptForked as forked:
         contract = forked.contract
-    _say_left_out(contract, left_out)
+    _say_left_out(contract, done.left_out)
     # Out of all frames of the standby: a script ends as a program does, handlers and threads
     # included, and no exception of ours is the context of its own.
     return script_entry.run(contract, {*options.packages, module_name.partition(".")[0]})
 
 
-def _preload_extras(options: Options) -> Mapping[str, str]:
-    """Import what the job's script wants; by module, why it was left out.
+def _preload_extras(options: Options) -> Preloaded:
+    """Import what the job's script wants.
 
     Does not return where a module has spoiled the process: it begins anew without that.
     """
@@ -110,7 +110,7 @@ def _preload_extras(options: Options) -> Mapping[str, str]:
     if done.spoiled_by:
         again = [*sys.orig_argv, "--left-out", json.dumps(done.left_out)]
         os.execv(sys.executable, [sys.executable, *again[1:]])
-    return done.left_out
+    return done
 
 
 def _no_entry(contract: WorkerContract) -> int:
@@ -150,12 +150,12 @@ class Standby:
         control: socket.socket,
         rendezvous_fd: int,
         entry: Entry,
-        left_out: Mapping[str, str],
+        done: Preloaded,
     ) -> None:
         self._control = control
         self._rendezvous_fd = rendezvous_fd
         self._entry = entry
-        self._left_out = left_out
+        self._done = done
         self._children: dict[int, _Child] = {}  # by pidfd
         self._poll = select.poll()
         self._unread = b""
@@ -165,7 +165,8 @@ class Standby:
     def serve(self) -> int:
         """Work until the agent says exit or its end of the socket closes."""
         self._poll.register(self._control, select.POLLIN)
-        self._tell(event="ready", pid=os.getpid(), left_out=dict(self._left_out))
+        imported = {"left_out": self._done.left_out, "is_installed": self._done.is_installed}
+        self._tell(event="ready", pid=os.getpid(), **imported)
         while True:
             for handle, _ in self._poll.poll():
                 if handle != self._control.fileno():

@@ -78,6 +78,7 @@ class StandbyLink:
         self._preload = preload_of_trainer()
         # By module, why the process that runs now could not import it.
         self.left_out: Mapping[str, str] = {}
+        self._is_installed = True
         self._task: asyncio.Task[None] | None = None
         self.num_restarts = 0
 
@@ -85,6 +86,13 @@ class StandbyLink:
     def pid(self) -> int | None:
         """Of the standby process that runs now."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def is_of_one_job(self) -> bool:
+        """Whether no other job may find what was imported: secrets could be read meanwhile, or
+        the files are a user's, who may change them."""
+        preload = self._preload
+        return bool(preload.environment or preload.python) or not self._is_installed
 
     def start(self) -> None:
         """Start the process in the background, and again whenever it ends."""
@@ -95,7 +103,7 @@ class StandbyLink:
         if preload == self._preload:
             return
         logger.info("standby process begins anew to import %s", preload.modules or "nothing else")
-        self._preload = preload
+        self._preload, self._is_installed = preload, False
         # What failed with others says nothing of these.
         self._failures, self._cause = 0, ""
         self._ready.clear()
@@ -330,6 +338,7 @@ class StandbyLink:
                     self._tell(op="adopt", key=worker, pid=pid)
                 left_out = event.get("left_out")
                 self.left_out = left_out if isinstance(left_out, dict) else {}
+                self._is_installed = event.get("is_installed") is True
                 for module, why in self.left_out.items():
                     logger.warning("not imported before forks: %s: %s", module, why)
                 self._ready.set()

@@ -148,9 +148,13 @@ class Supervisor:
         return reason
 
     def drop_preload(self, job_id: str) -> None:
-        """The job is over: no process keeps its imports, and the variables that they may read."""
+        """The job is over: no process keeps its own code, and the variables that it may read.
+
+        Imports of installed packages stay, until another job needs others: one that is like it
+        starts at once.
+        """
         # Another job may have begun here meanwhile.
-        if self._preloaded_job == job_id:
+        if self._preloaded_job == job_id and self._standby.is_of_one_job:
             self._standby.use(preload_of_trainer())
 
     async def start(self, launches: Iterable[Launch]) -> None:
