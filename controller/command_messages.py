@@ -60,6 +60,7 @@ def command_message(
                     graceful=stop.graceful,
                     timeout_s=stop.timeout_s,
                     capture_stacks=stop.capture_stacks,
+                    keep=stop.keep,
                 )
             )
         case RunSuite() as suite:

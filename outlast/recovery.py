@@ -96,6 +96,12 @@ class RecoverySpec(Section):
         "replace: bad nodes by others. pause: stop and wait for a person, when nothing else is "
         "left; without it the job fails. Without restart, nodes are checked after every fault.",
     )
+    heal: bool = Field(
+        False,
+        description="Ranks that live when another or its node dies keep their processes: they "
+        "leave the attempt and join the next. For the trainer's ranks on CPUs; on GPUs, and for "
+        "scripts, all processes are made anew. New, and off until it has run for longer.",
+    )
     in_place_restarts: int = Field(
         1,
         ge=0,

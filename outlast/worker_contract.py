@@ -200,6 +200,8 @@ class WorkerContract:
     """Where the loader of this node's data answers; None where each rank reads by itself."""
     script: ScriptContract | None = None
     """The user's own program, which the worker then is; None for the trainer."""
+    agent_line: str = ""
+    """Where the agent listens (`outlast.worker_line`); "": the process ends with its attempt."""
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -258,6 +260,7 @@ class WorkerContract:
             device=read.text("device"),
             data_socket=read.path("data_socket") if read.text("data_socket") else None,
             script=read.script("script"),
+            agent_line=read.text("agent_line"),
         )
 
 

@@ -50,8 +50,9 @@ from controller.agent.workers.rendezvous import listen
 from controller.agent.workers.script_store import ScriptStore
 from controller.agent.workers.standby_events import StandbyEvents
 from controller.agent.workers.standby_link import StandbyLink
-from controller.agent.workers.supervisor import Supervisor, WorkerEvents
+from controller.agent.workers.supervisor import Supervisor
 from controller.agent.workers.worker import Worker
+from controller.agent.workers.worker_events import WorkerEvents
 from outlast.clock import node_time_s
 from outlast.v1 import agents_pb2
 
@@ -86,7 +87,7 @@ class Agent:
         self._cgroups = WorkerCgroups(config.state_dir, is_wanted=config.cgroups)
         self._supervisor = self._make_supervisor(oom_kills)
         running = self._supervisor.running
-        self._orphans = Orphans(running, self._own_pids)
+        self._orphans = Orphans(self._supervisor.with_process, self._own_pids)
         self._checkpoints = CheckpointReports(
             self._emit,
             newest_attempt=lambda job_id: self._commands.newest_attempt(job_id),
@@ -172,7 +173,7 @@ class Agent:
             )
 
     def _note_left(self) -> None:
-        if self._is_leaving and not self._supervisor.running():
+        if self._is_leaving and not self._supervisor.with_process():
             self._state.note_left()
 
     async def _shut_down(self, tasks: list[asyncio.Task[None] | asyncio.Task[bool]]) -> None:
@@ -234,6 +235,7 @@ class Agent:
             events=WorkerEvents(
                 requested=self._workers_requested,
                 exited=lambda one: self._commands.worker_ended(one),
+                kept_ended=lambda one: self._commands.kept_ended(one),
                 forked=lambda one: self._commands.worker_forked(one),
                 not_forked=lambda one: self._commands.worker_not_forked(one),
                 changed=self._processes_changed,
@@ -384,9 +386,9 @@ class Agent:
         return (pid for pid in pids if pid is not None)
 
     def _running_pids(self) -> Iterator[tuple[str, int]]:
-        for worker in self._supervisor.running():
+        for worker in self._supervisor.with_process():
             if worker.pid is not None:
-                yield worker.key, worker.pid
+                yield worker.fork_key, worker.pid
 
     def _processes_changed(self) -> None:
         pids = [*self._own_pids(), *(pid for _, pid in self._running_pids())]

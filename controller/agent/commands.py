@@ -45,6 +45,7 @@ from controller.agent.core.inputs import (
     EndReported,
     EventsAcknowledged,
     Input,
+    KeptEnded,
     LedgerKept,
     SessionLost,
     StepEnded,
@@ -177,7 +178,13 @@ class Commands:
     def worker_ended(self, worker: Worker) -> None:
         """The process has ended, and its exit says how."""
         completed_step = -1 if worker.exit is None else worker.exit.completed_step
-        self._give(WorkerEnded(key=worker.identity, completed_step=completed_step))
+        is_kept = worker.is_kept
+        ended = WorkerEnded(key=worker.identity, completed_step=completed_step, is_kept=is_kept)
+        self._give(ended)
+
+    def kept_ended(self, worker: Worker) -> None:
+        """The process of one that had left its attempt is no more, or another worker's."""
+        self._give(KeptEnded(key=worker.identity))
 
     def data_loader_started(self, key: AttemptKey) -> None:
         """There is a process that reads data for an attempt's ranks."""
@@ -226,6 +233,8 @@ class Commands:
                 task.add_done_callback(partial(self._step_ended, command_id, step))
             case CancelStep(command_id=command_id):
                 self._tasks[command_id].cancel()
+            case SignalWorkers(keys=keys, signal=Signal.LEAVE):
+                self._parts.supervisor.ask_to_leave(keys)
             case SignalWorkers(keys=keys, signal=number):
                 self._parts.supervisor.signal(keys, _SIGNALS[number])
             case ReportEnd(key=key, is_last=is_last):

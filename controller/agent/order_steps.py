@@ -185,6 +185,7 @@ class OrderSteps:
             device=order.device,
             rendezvous_fd=self._parts.rendezvous_fd,
             requested_ns=order.received_ns,
+            agent_line=self._parts.supervisor.lines.address,
         )
         if order.spec.is_script:
             launches = as_scripts(

@@ -65,6 +65,8 @@ def command_of(command: agents_pb2.Command, kind: CommandKind) -> Command:
         graceful=is_stop and stop.graceful,
         timeout_s=stop.timeout_s if is_stop else 0.0,
         capture_stacks=is_stop and stop.capture_stacks,
+        keep=is_stop and stop.keep,
+        ranks=tuple(command.start_workers.ranks) if kind is CommandKind.START else (),
     )
 
 

@@ -34,6 +34,8 @@ def act(ctx: Context, job: JobRecord, incident: IncidentRecord) -> None:
         IncidentState.VERDICT,
     )
     incident = ctx.note(incident, "verdict", verdict.reason, is_verdict=True)
+    if verdict.action in (Action.DIAGNOSE, Action.PAUSE):
+        attempts.end_kept(ctx, job)
     if verdict.action is Action.DIAGNOSE:
         _diagnose(ctx, job, verdict)
         return

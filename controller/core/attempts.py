@@ -113,9 +113,15 @@ def away(ctx: Context, job: JobRecord) -> tuple[NodeId, ...]:
 
 
 def suspend(
-    ctx: Context, job: JobRecord, reason: str, *, graceful: bool, capture_stacks: bool = False
+    ctx: Context,
+    job: JobRecord,
+    reason: str,
+    *,
+    graceful: bool,
+    capture_stacks: bool = False,
+    keep: bool = False,
 ) -> None:
-    """Stop every worker of the present attempt."""
+    """Stop every worker of the present attempt; with `keep`, the processes that can live on do."""
     job = ctx.move_job(
         job,
         JobState.SUSPENDING,
@@ -134,10 +140,27 @@ def suspend(
                 graceful=graceful,
                 timeout_s=job.plan.stop_timeout_s / 2,
                 capture_stacks=capture_stacks,
+                keep=keep,
             ),
             job=job.job_id,
             attempt=job.attempt,
         )
+
+
+def end_kept(ctx: Context, job: JobRecord) -> None:
+    """End the processes that a stop has kept: no start of their ranks will come soon."""
+    if not job.plan.heals:
+        return
+    for node_id in job.nodes:
+        node = nodes.placed(ctx, job, node_id)
+        if node is not None and not node.has_left:
+            ctx.open_command(
+                CommandId(f"{job.job_id}/a{job.attempt}/end/{node.node}"),
+                node.node,
+                StopWorkers(graceful=False, timeout_s=job.plan.stop_timeout_s / 2),
+                job=job.job_id,
+                attempt=job.attempt,
+            )
 
 
 def is_stopping(ctx: Context, job: JobRecord) -> bool:

@@ -45,6 +45,12 @@ from controller.core.states import (
 from controller.core.verdict import is_follower
 from outlast.failures import FailureClass
 
+# Faults of a process or a node, which leave the ranks elsewhere as they were.
+_LEAVES_OTHERS_WELL = (
+    EvidenceKind.WORKER_EXIT,
+    EvidenceKind.WORKERS_MISSING,
+    EvidenceKind.NODE_LOST,
+)
 # Where the workers stand is all that can be known of such a fault.
 _HANGS = (EvidenceKind.STALLED, EvidenceKind.NO_FIRST_STEP)
 
@@ -182,6 +188,7 @@ def fault(ctx: Context, job: JobRecord, evidence: Evidence) -> None:
             # Nothing has failed yet: the present step can be kept.
             graceful=evidence.kind in (EvidenceKind.DRAIN, EvidenceKind.DETECTED),
             capture_stacks=evidence.kind in _HANGS,
+            keep=job.plan.heals and evidence.kind in _LEAVES_OTHERS_WELL,
         )
         return
     incident = ctx.incident_of(job)

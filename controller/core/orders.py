@@ -24,6 +24,8 @@ class StopWorkers:
     timeout_s: float
     # Note where every worker stands before it is stopped.
     capture_stacks: bool = False
+    # Those that can leave the attempt and live on, for the next start of the same ranks.
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,6 +74,8 @@ class JobPlan:
     preflight: bool = True
     # Whether errors of the job's own program are retried like any other fault.
     retry_program_errors: bool = False
+    # Whether ranks that a fault leaves alive keep their processes.
+    heals: bool = False
 
     @property
     def world_size(self) -> int:

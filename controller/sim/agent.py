@@ -15,6 +15,7 @@ from controller.agent.core.buffer import EventBuffer, Weight
 from controller.agent.core.inputs import (
     AbsenceLimitSet,
     EventsAcknowledged,
+    KeptEnded,
     SessionLost,
     TimePassed,
     Welcomed,
@@ -81,6 +82,11 @@ class Agent:
             for worker in self.workers.values()
             if worker.is_running and (job is None or worker.job_id == job)
         ]
+
+    def kept(self, worker: Worker) -> list[Worker]:
+        """Those of this rank that have left an older attempt and live on."""
+        rank = (worker.job_id, worker.rank)
+        return [one for one in self.workers.values() if one.is_kept and one.key[::2] == rank]
 
     # The session
 
@@ -230,6 +236,10 @@ class Agent:
     def worker_ended(self, worker: Worker) -> None:
         """A process has ended, or seems to."""
         self._orders.worker_ended(worker)
+
+    def kept_ended(self, worker: Worker) -> None:
+        """A process that had left its attempt has ended, or takes part in another."""
+        self._orders.give(KeptEnded(key=worker.key))
 
     def report_end(self, worker: Worker, *, is_last: bool) -> int | None:
         """Report what a worker completed, then its end; the number of that event, if any."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from controller.agent.core.inputs import Command
 from controller.agent.core.ledger import CommandKind
-from controller.sim.attempt import Start
+from controller.sim.attempt import Start, Training
 from outlast.ids import Attempt, JobId
 from outlast.v1 import agents_pb2, diagnostics_pb2
+
+if TYPE_CHECKING:
+    from controller.sim.world import World
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -35,3 +39,22 @@ class Order:
     @property
     def is_stop(self) -> bool:
         return self.command.kind is CommandKind.STOP
+
+
+def training_of(world: World, order: Order) -> Training:
+    """That of the attempt which is started, as the first of its nodes makes it."""
+    trainings, start = world.trainings, order.start
+    training = trainings.get(order.job, order.attempt)
+    if training is not None:
+        return training
+    assert start is not None
+    trainings.forget_ended(order.job)
+    return Training(
+        job=world.jobs[order.job],
+        attempt=order.attempt,
+        rank_nodes=start.rank_nodes,
+        endpoint=start.endpoint,
+        committed_hint=start.committed_step,
+        skipped=start.skipped,
+        replayed_step=start.replayed_step,
+    )

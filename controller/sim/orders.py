@@ -45,9 +45,8 @@ from controller.agent.core.reports import AttemptKey
 from controller.agent.core.steps import StartFacts, Step
 from controller.agent.core.workers import WorkerKey
 from controller.agent.wire import answer, command_of, kind_of
-from controller.sim.attempt import Training
 from controller.sim.data_loaders import DataLoaders
-from controller.sim.order import Order
+from controller.sim.order import Order, training_of
 from controller.sim.order_memory import OrderMemory
 from controller.sim.promises import Promises
 from controller.sim.worker import Worker
@@ -92,7 +91,9 @@ class Orders:
 
     def worker_ended(self, worker: Worker) -> None:
         """A process has ended, or seems to."""
-        self.give(WorkerEnded(key=worker.key, completed_step=worker.completed_step))
+        completed_step, is_kept = worker.completed_step, worker.is_kept
+        ended = WorkerEnded(key=worker.key, completed_step=completed_step, is_kept=is_kept)
+        self.give(ended)
         if self._agent.is_alive and not worker.is_hidden and not self._driver.is_handling:
             self.promises.worker_ended(worker.key)
 
@@ -213,6 +214,10 @@ class Orders:
             self._after(stop_s, self._hide, workers)
         elif signal is Signal.STOP:
             self._ask(order, workers)
+        elif order is not None and signal is Signal.LEAVE:
+            leave_s = self._world.pace.stop_s()
+            self._settle(order, leave_s)
+            self._after(leave_s, self._leave, workers)
         elif order is not None and is_stop and order.settled_s is None:
             stop_s = self._world.pace.stop_s()
             self._settle(order, stop_s)
@@ -238,6 +243,10 @@ class Orders:
             if order is not None and training.stopping and attempt == order.attempt:
                 self._settle(order, min(training.step_s + 2.0, order.command.timeout_s))
 
+    def _leave(self, workers: list[Worker]) -> None:
+        for worker in workers:
+            worker.leave()
+
     def _kill(self, order: Order | None, workers: list[Worker]) -> None:
         if not self._agent.is_alive:
             return
@@ -262,7 +271,7 @@ class Orders:
 
     def _after_leftovers(self, command_id: str, order: Order | None) -> None:
         if order is None or not order.is_stop:
-            known = set(self._machine.commands.workers.running())
+            known = set(self._machine.commands.workers.alive())
             for worker in self._agent.running(None if order is None else order.job):
                 # What the node hid from a stop.
                 if worker.key not in known:
@@ -299,7 +308,7 @@ class Orders:
 
     def _fork(self, order: Order) -> None:
         world, agent = self._world, self._agent
-        training = self._training(order)
+        training = training_of(world, order)
         training.peers[self._node.name] = tuple(order.message.start_workers.replica_peers)
         self.promises.forked(order.command)
         self._memory.check_fork(order)
@@ -317,30 +326,14 @@ class Orders:
         self._machine.reports.begin(key, world.now_s)
         self.give(WorkersRequested(keys=tuple(worker.key for worker in workers)))
         for worker in workers:
+            for kept in agent.kept(worker):
+                kept.let_go()
             agent.workers[worker.key] = worker
             world.checkers.worker_started(worker)
             world.trainings.joined(worker, training)
         self._step_ended(order.command.command_id, Step.FORK)
         if self._node.device_exit:
             agent.meet_broken_devices(lambda: 0.1)
-
-    def _training(self, order: Order) -> Training:
-        """That of the attempt, as the first of its nodes makes it."""
-        trainings, start = self._world.trainings, order.start
-        training = trainings.get(order.job, order.attempt)
-        if training is not None:
-            return training
-        assert start is not None
-        trainings.forget_ended(order.job)
-        return Training(
-            job=self._world.jobs[order.job],
-            attempt=order.attempt,
-            rank_nodes=start.rank_nodes,
-            endpoint=start.endpoint,
-            committed_hint=start.committed_step,
-            skipped=start.skipped,
-            replayed_step=start.replayed_step,
-        )
 
     # Uploads, checks, answers
 

@@ -35,6 +35,8 @@ class Worker:
     is_stopped: bool = False
     # Its agent believes that it has ended.
     is_hidden: bool = False
+    # It has left its attempt, and its process lives for the next one.
+    is_kept: bool = False
     exit: agents_pb2.WorkerExit | None = None
     completed_step: int = -1
 
@@ -65,9 +67,26 @@ class Worker:
     def kill(self) -> None:
         """The agent kills it on a command."""
         self.is_stopped = True
-        if self.is_running and not self.agent.node.is_stuck:
+        if self.agent.node.is_stuck:
+            return
+        if self.is_running:
             self._finish(self.agent.world, KILLED)
             self._report(KILLED, FailureClass.KILLED_BY_SIGNAL)
+        self.let_go()
+
+    def leave(self) -> None:
+        """The agent has it leave its attempt on a command, and live on."""
+        self.is_stopped = True
+        if self.is_running and not self.agent.node.is_stuck:
+            self.is_kept = True
+            self._finish(self.agent.world, WorkerExitCode.STOPPED)
+            self._report(WorkerExitCode.STOPPED, FailureClass.NONE)
+
+    def let_go(self) -> None:
+        """A process that was kept ends, or takes part in another attempt."""
+        if self.is_kept:
+            self.is_kept = False
+            self.agent.kept_ended(self)
 
     def _report(self, code: int, exit_class: FailureClass, which: str = "") -> None:
         world = self.agent.world
@@ -84,6 +103,7 @@ class Worker:
 
     def vanish(self, *, silently: bool) -> None:
         """Its agent or its whole node died, and it with them."""
+        self.is_kept = False
         if self.is_running:
             self.is_stopped = True
             self.is_running = False

@@ -382,4 +382,6 @@ def make_plan(random: Random, nodes: int, workers_per_node: int, total_steps: in
         ladder=random.choice(_LADDERS),
         non_finite_again=random.choice(tuple(NonFiniteAgain)),
         rollback_steps=random.choice((1, 20, 100, 1000)),
+        # About half of the jobs, without another draw.
+        heals=total_steps % 2 == 0,
     )

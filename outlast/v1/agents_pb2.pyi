@@ -987,19 +987,23 @@ class StopWorkers(google.protobuf.message.Message):
     GRACEFUL_FIELD_NUMBER: builtins.int
     TIMEOUT_S_FIELD_NUMBER: builtins.int
     CAPTURE_STACKS_FIELD_NUMBER: builtins.int
+    KEEP_FIELD_NUMBER: builtins.int
     graceful: builtins.bool
     """Let every rank finish its step and save it to host memory first."""
     timeout_s: builtins.float
     capture_stacks: builtins.bool
     """Note where every worker stands before it is stopped."""
+    keep: builtins.bool
+    """Those that can leave the attempt and live on, for the next start of the same ranks."""
     def __init__(
         self,
         *,
         graceful: builtins.bool = ...,
         timeout_s: builtins.float = ...,
         capture_stacks: builtins.bool = ...,
+        keep: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["capture_stacks", b"capture_stacks", "graceful", b"graceful", "timeout_s", b"timeout_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capture_stacks", b"capture_stacks", "graceful", b"graceful", "keep", b"keep", "timeout_s", b"timeout_s"]) -> None: ...
 
 global___StopWorkers = StopWorkers
 

@@ -20,7 +20,8 @@ from controller.agent.workers.cgroups import WorkerCgroups
 from controller.agent.workers.processes import process_state
 from controller.agent.workers.standby_events import StandbyError, StandbyEvents
 from controller.agent.workers.standby_link import StandbyLink
-from controller.agent.workers.supervisor import Supervisor, WorkerEvents
+from controller.agent.workers.supervisor import Supervisor
+from controller.agent.workers.worker_events import WorkerEvents
 from tests.agent.harness import DEADLINE_S, start_command
 
 CALLS: dict[str, tuple[Any, str]] = {
@@ -80,6 +81,7 @@ def test_start_beside_a_call_that_fails_leaves_nothing_and_the_next_one_works(
                 events=WorkerEvents(
                     requested=lambda made: None,
                     exited=lambda one: ended.append(one.pid or 0),
+                    kept_ended=lambda one: None,
                     forked=lambda one: None,
                     not_forked=lambda one: None,
                     changed=lambda: None,

@@ -20,7 +20,8 @@ from controller.agent.workers.cgroups import WorkerCgroups
 from controller.agent.workers.environment import standby_environment
 from controller.agent.workers.preload import NOTHING, Preload, preload_of, preload_of_trainer
 from controller.agent.workers.standby_link import StandbyLink
-from controller.agent.workers.supervisor import Supervisor, WorkerEvents
+from controller.agent.workers.supervisor import Supervisor
+from controller.agent.workers.worker_events import WorkerEvents
 from outlast.spec.parse import parse_spec
 from tests.agent import standbys
 from tests.agent.harness import DEADLINE_S

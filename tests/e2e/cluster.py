@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -110,6 +110,10 @@ class Cluster:
             found.append(box.present())
             box.close()
         return sorted(found, key=lambda present: present.rank)
+
+    def wait_gone(self, pids: Sequence[int]) -> None:
+        """Wait until none of these processes is there."""
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), f"{pids} to end")
 
     def kill_rank(self, job_id: str, attempt: int, rank: int) -> None:
         """SIGKILL a worker."""

@@ -46,10 +46,19 @@ def slowest_steps(lasting_desk: Desk) -> Iterator[Desk]:
 
 
 @pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory, lasting_desk: Desk) -> Iterator[Controller]:
+def workers_per_node() -> int:
+    """A module may have others."""
+    return 1
+
+
+@pytest.fixture(scope="module")
+def process(
+    tmp_path_factory: pytest.TempPathFactory, lasting_desk: Desk, workers_per_node: int
+) -> Iterator[Controller]:
     """A controller with two nodes for all tests of a module."""
     state_dir = tmp_path_factory.mktemp("e2e") / "state"
-    with controller(state_dir, "--local-nodes", "2", "--workers-per-node", "1") as it:
+    nodes = ("--local-nodes", "2", "--workers-per-node", f"{workers_per_node}")
+    with controller(state_dir, *nodes) as it:
         yield it
 
 

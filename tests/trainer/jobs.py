@@ -250,6 +250,15 @@ def train(
     return {"code": code, "state": digest_of(states)}
 
 
+def train_with_line(
+    context: RankContext, folder: Path, spec: dict[str, Any], agent_line: str
+) -> dict[str, Any]:
+    """As `train`, with an agent that may ask the rank to leave and to join."""
+    (folder / "port").write_text(str(context.port))
+    code, states = worked(context, folder, spec, 1, agent_line=agent_line)
+    return {"code": code, "state": digest_of(states[-1:]), "pid": os.getpid()}
+
+
 def digest_of(states: list[TrainState]) -> str:
     """Of all bits that a rank has trained."""
     digest = hashlib.sha256()
@@ -282,6 +291,7 @@ def worked(
     suspects: tuple[str, ...] = (),
     nodes: tuple[str, ...] = (),
     chosen: tuple[ChosenStart, ...] = (),
+    agent_line: str = "",
 ) -> tuple[int, list[TrainState]]:
     """A whole worker, as the standby process would run it; its exit code and its state."""
     # Forked with one thread, as production demands.
@@ -308,6 +318,7 @@ def worked(
         chosen=chosen,
         checkpoint_url=str(folder / "store" / "job-1"),
         forked_at_ns=time.time_ns(),
+        agent_line=agent_line,
     )
     log = os.open(contract.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 2)

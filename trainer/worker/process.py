@@ -11,17 +11,15 @@ Its exit codes, its files and the signal that stops it are those of `outlast.wor
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from types import FrameType
 
 import torch
@@ -44,20 +42,20 @@ from checkpoint.stage.copy_stream import copy_stream_for
 from checkpoint.stage.payload import NamedTensor
 from checkpoint.stage.slotfile import TABLE_FILE, read_table
 from checkpoint.stage.stager import Stager
-from outlast import private
 from outlast.blackbox import Phase, StartMark, Writer
 from outlast.chosen import must_start_at
-from outlast.clock import node_time_s
+from outlast.clock import node_time_ns
 from outlast.crashpoints import CrashPoint, reach
+from outlast.spec import JobSpec
 from outlast.worker_contract import (
     GLOO_INTERFACE,
     STOP_SIGNAL,
     EnvironmentField,
-    ErrorField,
     WorkerContract,
     WorkerExitCode,
 )
 from trainer.data.node import NodeLoader
+from trainer.parallel.comm import PeerLostError
 from trainer.parallel.hosts import join_hosts
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.planning import expected_of
@@ -65,7 +63,10 @@ from trainer.recovery.replay import Replay
 from trainer.worker import evidence, warmup
 from trainer.worker.assignment import Assignment
 from trainer.worker.device import set_up_device
+from trainer.worker.line import AgentLine
 from trainer.worker.loop import TrainLoop
+from trainer.worker.programs import log_to
+from trainer.worker.reports import write_error, write_whole
 from trainer.worker.state import TrainState, build_state, environment
 
 
@@ -80,10 +81,36 @@ class _Stop:
 
 
 def run(contract: WorkerContract) -> int:
-    """Train as `contract` says; returns the exit code. The caller exits with it."""
+    """Train as `contract` says; returns the exit code. The caller exits with it.
+
+    With a line to its agent, a rank that loses a peer, or is asked to, gives its attempt up and
+    lives on: the next contract has it take part in another one.
+    """
     # What the standby process imported lives as long as this process. Without this every
     # full collection visits it all and copies each page it shares: 0.1 s, several times.
     gc.freeze()
+    line = _line_of(contract)
+    listening = contract.rendezvous_fd
+    while True:
+        code = _take_part(contract, line)
+        if code is not None:
+            return code
+        assert line is not None
+        following = line.next_contract(_patience_s(contract))
+        if following is None:
+            return WorkerExitCode.STOPPED
+        log_to(following.log_path)
+        contract = replace(following, rendezvous_fd=listening, forked_at_ns=node_time_ns())
+
+
+def _line_of(contract: WorkerContract) -> AgentLine | None:
+    if not contract.agent_line:
+        return None
+    return AgentLine(contract.agent_line, attempt=contract.attempt)
+
+
+def _take_part(contract: WorkerContract, line: AgentLine | None) -> int | None:
+    """One attempt; the exit code, or None when this rank has left it and may join another."""
     try:
         parsed = Assignment.of(contract)
         box = Writer(
@@ -96,10 +123,30 @@ def run(contract: WorkerContract) -> int:
         evidence.allow_stack_dumps()
         return _train(parsed, box)
     except Exception as error:  # noqa: BLE001  # the boundary: whatever it is, it is reported
-        traceback.print_exc()
-        sys.stderr.flush()
-        write_error(contract.error_path, error)
-        return WorkerExitCode.FAILED
+        may_stay = line is not None and line.is_open
+        is_asked = line is not None and line.is_leaving
+        if not is_asked:
+            traceback.print_exc()
+            sys.stderr.flush()
+            write_error(contract.error_path, error)
+        if not (may_stay and (is_asked or isinstance(error, PeerLostError))):
+            return WorkerExitCode.FAILED
+    # Behind the handler, so that nothing of the attempt is left: its frames were the error's.
+    assert line is not None
+    signal.signal(STOP_SIGNAL, signal.SIG_DFL)
+    gc.collect()
+    line.left()
+    return None
+
+
+def _patience_s(contract: WorkerContract) -> float:
+    """For how long at most a rank that has left waits to join another attempt."""
+    return _timeout_s(Assignment.of(contract).spec)
+
+
+def _timeout_s(spec: JobSpec) -> float:
+    # Hangs are found by the agent; this only bounds the life of an orphan.
+    return max(spec.recovery.first_step_timeout_s, 2 * spec.recovery.hang_timeout_s)
 
 
 def _train(assignment: Assignment, box: Writer) -> int:
@@ -108,8 +155,7 @@ def _train(assignment: Assignment, box: Writer) -> int:
     device = _set_up_torch(assignment)
     box.phase(Phase.GROUPS)
     prefetch = _begin_reading(assignment)
-    # Hangs are found by the agent; this only bounds the life of an orphan.
-    timeout_s = max(spec.recovery.first_step_timeout_s, 2 * spec.recovery.hang_timeout_s)
+    timeout_s = _timeout_s(spec)
     store = _rendezvous(assignment, timeout_s)
     interface = os.environ.get(GLOO_INTERFACE, "").partition(",")[0]
     mesh = build_mesh(
@@ -245,13 +291,15 @@ def _rendezvous(assignment: Assignment, timeout_s: float) -> Store | None:
     if assignment.world_size == 1:
         return None
     is_master = assignment.rank == 0
+    # The store closes its own; this process may serve another attempt's.
+    listening = assignment.rendezvous_fd
     store = TCPStore(
         assignment.rendezvous_host,
         assignment.rendezvous_port,
         is_master=is_master,
         wait_for_workers=False,
         timeout=timedelta(seconds=timeout_s),
-        master_listen_fd=assignment.rendezvous_fd if is_master else None,
+        master_listen_fd=os.dup(listening) if is_master and listening is not None else None,
     )
     return PrefixStore(f"a{assignment.attempt}/", store)
 
@@ -314,7 +362,7 @@ def _restore(
         EnvironmentField.LEFT_OUT: state.data.left_out,
         EnvironmentField.SKIPPED: () if restored is None else restored.skipped,
     }
-    _write_whole(assignment.environment_path, document)
+    write_whole(assignment.environment_path, document)
     return 0 if restored is None else restored.step
 
 
@@ -334,22 +382,3 @@ def _other_job(assignment: Assignment, tensors: Sequence[NamedTensor]) -> OtherJ
         last_step=spec.steps,
         weights=weights,
     )
-
-
-def write_error(path: Path, error: BaseException) -> None:
-    """Describe `error` for the agent."""
-    name = f"{type(error).__module__}.{type(error).__qualname__}"
-    report = {
-        ErrorField.TYPE: name,
-        ErrorField.MESSAGE: str(error),
-        ErrorField.TRACEBACK: "".join(traceback.format_exception(error)),
-        ErrorField.AT_S: node_time_s(),
-    }
-    _write_whole(path, report)
-
-
-def _write_whole(path: Path, document: object) -> None:
-    """The file appears whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
-    private.write_text(partial, json.dumps(document))
-    partial.rename(path)

@@ -19,6 +19,7 @@ import sys
 import traceback
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from diagnostics.children import die_with
@@ -71,6 +72,14 @@ def close_descriptors(keep: Collection[int]) -> None:
             os.close(int(name))
         except OSError:
             continue
+
+
+def log_to(path: Path) -> None:
+    """Have this process write its output and its errors to the end of a file."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
 
 
 def flush_streams() -> None:

@@ -336,9 +336,7 @@ def _enter_child(key: str, contract: WorkerContract) -> None:
     os.environ[WORKER_MARK] = key
     for number in (signal.SIGINT, STOP_SIGNAL):
         signal.signal(number, signal.SIG_DFL)
-    log = os.open(contract.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    programs.log_to(contract.log_path)
     keep = {0, 1, 2}
     if contract.rendezvous_fd is not None:
         keep.add(contract.rendezvous_fd)

@@ -17,6 +17,8 @@ class Signal(StrEnum):
 
     STOP = "stop"
     """SIGTERM: end after the next step."""
+    LEAVE = "leave"
+    """A message: give the attempt up, and live on."""
     KILL = "kill"
 
 

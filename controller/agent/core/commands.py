@@ -34,6 +34,7 @@ from controller.agent.core.inputs import (
     CommandInput,
     CommandReceived,
     EndReported,
+    KeptEnded,
     LedgerKept,
     StepEnded,
     WorkerEnded,
@@ -52,7 +53,7 @@ from outlast.failures import ErrorKind
 FORGET_TRIES = 3
 FORGET_PAUSE_S = 1.0
 
-_SIGNALS = {Step.ASK: Signal.STOP, Step.KILL: Signal.KILL}
+_SIGNALS = {Step.LEAVE: Signal.LEAVE, Step.ASK: Signal.STOP, Step.KILL: Signal.KILL}
 _OVERTAKEN = (CommandKind.START, CommandKind.SUITE)
 
 
@@ -62,6 +63,8 @@ class CommandLimits:
 
     kill_s: float = 10.0
     """From SIGKILL until a process must be gone."""
+    leave_s: float = 2.0
+    """For workers to leave their attempt, before SIGKILL."""
     absence_stop_s: float = 30.0
     """Graceful part of stopping workers that have had no controller for too long."""
 
@@ -92,7 +95,15 @@ class _Running:
 
     @property
     def alive(self) -> list[WorkerState]:
-        return [worker for worker in self.targets if worker.is_running]
+        """Those whose end this command waits for: a stop that keeps does not of the kept, nor a
+        start of those that it takes over."""
+        command = self.command
+        return [
+            worker
+            for worker in self.targets
+            if worker.is_running
+            or (worker.is_kept and not command.keep and worker.key.rank not in command.ranks)
+        ]
 
 
 class CommandMachine:
@@ -130,13 +141,16 @@ class CommandMachine:
             case WorkerNotForked(key=key):
                 self.workers.not_forked(key)
                 self._workers_ended()
-            case WorkerEnded(key=key, completed_step=completed_step):
-                if self.workers.ended(key, completed_step):
+            case WorkerEnded(key=key, completed_step=completed_step, is_kept=is_kept):
+                if self.workers.ended(key, completed_step, is_kept=is_kept):
                     # Before the stops that wait for it are answered.
                     is_last = self.workers.is_over(key.job_id, key.attempt)
                     self._actions.append(ReportEnd(key=key, is_last=is_last))
                     if is_last:
                         self._actions += self.loaders.over(AttemptKey(key.job_id, key.attempt))
+                    self._workers_ended()
+            case KeptEnded(key=key):
+                if self.workers.kept_ended(key):
                     self._workers_ended()
             case EndReported(key=key, seq=seq):
                 self.workers.end_reported(key, seq)
@@ -243,11 +257,13 @@ class CommandMachine:
         match step:
             case Step.STACKS if not command.capture_stacks:
                 return False
+            case Step.LEAVE if not command.keep:
+                return False
             case Step.ASK if not command.graceful:
                 return False
             case _ if not steps.is_needed(step, running.facts):
                 return False
-            case Step.ASK | Step.KILL:
+            case Step.LEAVE | Step.ASK | Step.KILL:
                 return self._signal(running, step)
             case Step.DATA_LOADER:
                 # Ranks may have ended by now.
@@ -275,7 +291,8 @@ class CommandMachine:
         alive = running.alive
         if not alive:
             return False
-        within_s = command.timeout_s if step is Step.ASK else self._limits.kill_s
+        limits_s = {Step.LEAVE: self._limits.leave_s, Step.ASK: command.timeout_s}
+        within_s = limits_s.get(step, self._limits.kill_s)
         running.deadline_s = self._now_s + within_s
         keys = tuple(worker.key for worker in alive)
         self._actions.append(
@@ -334,7 +351,7 @@ class CommandMachine:
         """Stop every job's workers: there has been no controller for too long."""
         self._now_s = now_s
         newest: dict[str, int] = {}
-        attempts = [(key.job_id, key.attempt) for key in self.workers.running()]
+        attempts = [(key.job_id, key.attempt) for key in self.workers.alive()]
         attempts += [
             (running.command.job_id, running.command.attempt)
             for running in self._running.values()

@@ -23,6 +23,10 @@ class Command:
     timeout_s: float = 0.0
     # Of a stop: collect the stacks of the workers first.
     capture_stacks: bool = False
+    # Of a stop: workers that leave their attempt in time live on.
+    keep: bool = False
+    # Of a start: the ranks that it starts here.
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,15 @@ class WorkerEnded:
 
     key: WorkerKey
     completed_step: int = -1
+    # It has left its attempt; the process lives, for the next one.
+    is_kept: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptEnded:
+    """The process of a worker that had left its attempt has ended, or takes part in another."""
+
+    key: WorkerKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +157,7 @@ CommandInput = (
     | WorkerForked
     | WorkerNotForked
     | WorkerEnded
+    | KeptEnded
     | EndReported
 )
 Input = (

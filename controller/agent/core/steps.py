@@ -1,6 +1,6 @@
 """What each kind of command consists of, in order.
 
-Steps of the machine itself are decided and timed here: `ASK`, `KILL`, `DATA_LOADER` and
+Steps of the machine itself are decided and timed here: `LEAVE`, `ASK`, `KILL`, `DATA_LOADER` and
 `FORGET_WORKERS`.
 All others are done by the agent process, one at a time for each command.
 """
@@ -21,6 +21,8 @@ class Step(StrEnum):
     """Refuse what makes no sense on this node, before anything is touched."""
     STACKS = "stacks"
     """Collect the stacks of the workers that are about to be stopped."""
+    LEAVE = "leave"
+    """Ask the workers to leave their attempt, and wait for them to have left or ended."""
     ASK = "ask"
     """Send SIGTERM, and wait for the workers to end until the time of the command is over."""
     KILL = "kill"
@@ -73,7 +75,7 @@ STEPS: Mapping[CommandKind, tuple[Step, ...]] = {
         Step.FORGET_WORKERS,
         Step.CLEAN_UP,
     ),
-    CommandKind.STOP: (Step.STACKS, Step.ASK, Step.KILL, Step.LEFTOVERS),
+    CommandKind.STOP: (Step.STACKS, Step.LEAVE, Step.ASK, Step.KILL, Step.LEFTOVERS),
     CommandKind.SUITE: (Step.SUITE,),
     CommandKind.FORGET: (
         Step.CHECK,

@@ -17,11 +17,15 @@ class WorkerKey(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class WorkerState:
-    """What is known of a worker. It runs until it is known to have ended."""
+    """What is known of a worker. It runs until it is known to have ended.
+
+    One that is kept has left its attempt, which is an end, and its process lives.
+    """
 
     key: WorkerKey
     pid: int | None = None
     is_running: bool = True
+    is_kept: bool = False
     completed_step: int = -1
     # Of the event that reports its end.
     end_seq: int | None = None
@@ -50,13 +54,22 @@ class WorkerTable:
         if worker is not None:
             worker.is_running = False
 
-    def ended(self, key: WorkerKey, completed_step: int) -> bool:
-        """A process ended; whether that is news."""
+    def ended(self, key: WorkerKey, completed_step: int, *, is_kept: bool = False) -> bool:
+        """A process ended, or left its attempt; whether that is news."""
         worker = self._workers.get(key)
         if worker is None or not worker.is_running:
             return False
         worker.is_running = False
+        worker.is_kept = is_kept
         worker.completed_step = completed_step
+        return True
+
+    def kept_ended(self, key: WorkerKey) -> bool:
+        """The process of one that was kept is no more, or another worker's; whether it is news."""
+        worker = self._workers.get(key)
+        if worker is None or not worker.is_kept:
+            return False
+        worker.is_kept = False
         return True
 
     def end_reported(self, key: WorkerKey, seq: int) -> None:
@@ -86,9 +99,9 @@ class WorkerTable:
             if key.job_id == job_id and key.attempt <= attempt
         )
 
-    def running(self) -> list[WorkerKey]:
-        """Those that have not ended."""
-        return [key for key, worker in self._workers.items() if worker.is_running]
+    def alive(self) -> list[WorkerKey]:
+        """Those that have a process: they run, or are kept."""
+        return [key for key, worker in self._workers.items() if worker.is_running or worker.is_kept]
 
     def forget_dead(self, job_id: str, *, below_attempt: int | None = None) -> list[WorkerKey]:
         """Drop the dead workers of a job, or only those of attempts before `below_attempt`."""
@@ -97,6 +110,7 @@ class WorkerTable:
             for key, worker in self._workers.items()
             if key.job_id == job_id
             and not worker.is_running
+            and not worker.is_kept
             and (below_attempt is None or key.attempt < below_attempt)
         ]
         for key in dead:

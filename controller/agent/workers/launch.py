@@ -10,9 +10,10 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from checkpoint import memory_check
 from checkpoint.core import names
@@ -128,6 +129,7 @@ def make_launches(
     device: str,
     rendezvous_fd: int,
     requested_ns: int,
+    agent_line: str = "",
 ) -> list[Launch]:
     """What to tell the workers of a start command, with their folders made."""
     start = command.start_workers
@@ -136,6 +138,7 @@ def make_launches(
     spec = json.loads(start.spec_json)
     layout = Layout(**{axis: spec["parallel"][axis] for axis in ("tp", "pp", "dp")})
     nodes = rank_nodes(start)
+    lives_on = is_healed(spec, device, start.world_size)
     launches = []
     for local_rank, rank in enumerate(start.ranks):
         paths = WorkerFiles.below(attempt_dir, rank)
@@ -148,6 +151,7 @@ def make_launches(
                     local_rank=local_rank,
                     rendezvous_fd=rendezvous_fd if rank == 0 else None,
                     device=device,
+                    agent_line=agent_line if lives_on else "",
                 ),
                 paths=paths,
                 requested_ns=requested_ns,
@@ -156,6 +160,16 @@ def make_launches(
             )
         )
     return launches
+
+
+def is_healed(spec: Mapping[str, Any], device: str, world_size: int) -> bool:
+    """Whether ranks leave an attempt and live on for the next one.
+
+    Not yet on GPUs, whose communicators would have to be aborted.
+    """
+    is_asked_for = bool(spec.get("recovery", {}).get("heal"))
+    is_script = spec.get("workload", {}).get("command") is not None
+    return is_asked_for and device == "cpu" and world_size > 1 and not is_script
 
 
 def _contract(

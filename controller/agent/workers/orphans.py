@@ -52,7 +52,7 @@ class Orphans:
 
     def look(self) -> int:
         """Reap the dead, kill those whose worker has ended; how many both were."""
-        running = {worker.key for worker in self._running()}
+        running = {worker.fork_key for worker in self._running()}
         killed_before, self._killed = self._killed, set()
         num_ended = 0
         for orphan in list(self._found()):

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from controller.agent.config import Limits
@@ -20,6 +20,7 @@ from controller.agent.core.workers import WorkerKey
 from controller.agent.mistakes import Mistakes
 from controller.agent.observe.oom import OomKills
 from controller.agent.workers.cgroups import WorkerCgroups
+from controller.agent.workers.lines import WorkerLines
 from controller.agent.workers.preload import NOTHING, Preload, preload_of_trainer
 from controller.agent.workers.processes import (
     child_pids,
@@ -30,7 +31,8 @@ from controller.agent.workers.processes import (
 )
 from controller.agent.workers.standby_events import StandbyError
 from controller.agent.workers.standby_link import StandbyLink
-from controller.agent.workers.worker import Worker, bare_exit, post_mortem
+from controller.agent.workers.worker import Worker, bare_exit, post_mortem, signal_and_wait
+from controller.agent.workers.worker_events import WorkerEvents
 from outlast.blackbox.records import MAX_COUNT
 from outlast.clock import node_time_ns
 from outlast.v1 import agents_pb2
@@ -41,6 +43,7 @@ from outlast.worker_contract import (
     WorkerExitCode,
     WorkerFiles,
 )
+from outlast.worker_line import Join, Leave, Left
 
 logger = logging.getLogger(__name__)
 
@@ -64,22 +67,6 @@ class Launch:
     """As `Worker` has them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerEvents:
-    """What the rest of the agent wants to hear."""
-
-    requested: Callable[[list[Worker]], None]
-    """These workers, all ranks of one attempt here, are about to be forked."""
-    exited: Callable[[Worker], None]
-    """A worker ended; `exit` says how, and its black box is still open."""
-    forked: Callable[[Worker], None]
-    """There is a process of a worker that was requested."""
-    not_forked: Callable[[Worker], None]
-    """There will be none, and the worker is not known any more."""
-    changed: Callable[[], None]
-    """There are new processes below the agent."""
-
-
 class Supervisor:
     """The workers of this node, alive and dead, until their job is forgotten."""
 
@@ -93,6 +80,7 @@ class Supervisor:
         cgroups: WorkerCgroups,
         mistakes: Mistakes,
     ) -> None:
+        self.lines = WorkerLines(self.has_left, mistakes)
         self._limits = limits
         self._standby = standby
         self._events = events
@@ -112,6 +100,10 @@ class Supervisor:
     def running(self) -> list[Worker]:
         """Those that have not ended."""
         return [worker for worker in self._workers.values() if worker.is_running]
+
+    def with_process(self) -> list[Worker]:
+        """Those that have not ended, and those that have left their attempt and live on."""
+        return [worker for worker in self._workers.values() if worker.has_process]
 
     def statuses(self) -> list[agents_pb2.WorkerStatus]:
         """What is true now, for a controller that may have missed how it came about."""
@@ -164,6 +156,7 @@ class Supervisor:
             StandbyError: one could not be forked; the others are killed again.
         """
         await self._standby.wait_ready(self._limits.standby_ready_s)
+        await self.lines.start()
         loop = asyncio.get_running_loop()
         pairs = [
             (
@@ -194,8 +187,23 @@ class Supervisor:
     def signal(self, keys: Iterable[WorkerKey], number: signal.Signals) -> None:
         """Signal those of these workers that run, now or as soon as there is a process."""
         for worker in self._named(keys):
-            if worker.is_running:
+            if worker.has_process:
                 worker.signal(worker.stop_signal if number is STOP_SIGNAL else number)
+
+    def ask_to_leave(self, keys: Iterable[WorkerKey]) -> None:
+        """Have these workers leave their attempt and live on; `exited` comes when they have."""
+        for worker in self._named(keys):
+            if worker.is_running and worker.pid is not None:
+                # As it ends then, it does because it was told to.
+                worker.stopped_by = worker.stopped_by or STOP_SIGNAL
+                self.lines.say(worker.pid, Leave(worker.attempt))
+
+    def has_left(self, pid: int, left: Left) -> None:
+        """A process has no part in an attempt any more."""
+        for worker in self.running():
+            if (worker.pid, worker.attempt) == (pid, left.attempt):
+                code = WorkerExitCode.STOPPED if worker.stopped_by else WorkerExitCode.FAILED
+                self._over(worker, code, is_kept=True)
 
     async def wait_for_families(self) -> None:
         """Wait for the ends of what dead workers left: it may hold a device or a port."""
@@ -204,7 +212,8 @@ class Supervisor:
 
     async def stop_all(self) -> None:
         """SIGKILL everything, for the end of the agent."""
-        await _signal_and_wait(self.running(), signal.SIGKILL, self._limits.shutdown_s)
+        await signal_and_wait(self.with_process(), signal.SIGKILL, self._limits.shutdown_s)
+        self.lines.close()
         if self._families:
             await asyncio.wait(self._families, timeout=self._limits.shutdown_s)
 
@@ -219,7 +228,7 @@ class Supervisor:
 
         They are our children now, as its orphans; all our others are known.
         """
-        known = other_pids | {worker.pid for worker in self.running() if worker.pid is not None}
+        known = other_pids | {one.pid for one in self.with_process() if one.pid is not None}
         for pid in child_pids():
             if pid not in known:
                 logger.warning("killing an unknown worker of a dead standby: pid=%d", pid)
@@ -227,9 +236,9 @@ class Supervisor:
 
     def worker_exited(self, key: str, status: int) -> None:
         """The standby process reaped a worker."""
-        worker = self._workers.get(key)
-        if worker is not None:
-            self._ended(worker, os.waitstatus_to_exitcode(status))
+        for worker in self.with_process():
+            if worker.fork_key == key:
+                self._ended(worker, os.waitstatus_to_exitcode(status))
 
     def find(self, key: WorkerKey) -> Worker | None:
         """A worker that is not forgotten; None where there is none."""
@@ -248,11 +257,13 @@ class Supervisor:
         if not failures:
             return
         workers = [worker for worker, _ in pairs]
-        await _signal_and_wait(workers, signal.SIGKILL, self._limits.kill_s)
+        await signal_and_wait(workers, signal.SIGKILL, self._limits.kill_s)
         raise failures[0]
 
     async def _fork(self, worker: Worker, launch: Launch) -> None:
-        worker.cgroup = self._cgroups.make()
+        if self._join(worker, launch):
+            return
+        worker.cgroup, worker.fork_key = self._cgroups.make(), worker.key
         try:
             forked = await self._standby.fork(worker.key, launch.contract, cgroup=worker.cgroup)
         except StandbyError:
@@ -272,6 +283,24 @@ class Supervisor:
             loop.add_reader(worker.pidfd, self._process_ended, worker)
         self._events.forked(worker)
         logger.info("worker started: worker=%s pid=%d", worker.key, forked.pid)
+
+    def _join(self, worker: Worker, launch: Launch) -> bool:
+        """Have the process of this rank that has left an older attempt take part; False: none."""
+        kept = next(filter(worker.could_take_over, self._workers.values()), None)
+        if kept is None or kept.pid is None or (pidfd := kept.pidfd) is None:
+            return False
+        if not self.lines.say(kept.pid, Join(launch.contract)):
+            kept.signal(signal.SIGKILL)
+            return False
+        worker.take_over(kept)
+        worker.forked_ns = node_time_ns()
+        # In the place of the reader that it had.
+        asyncio.get_running_loop().add_reader(pidfd, self._process_ended, worker)
+        self._oom_kills.began(worker.key, kept.pid)
+        self._events.kept_ended(kept)
+        self._events.forked(worker)
+        logger.info("worker joined: worker=%s pid=%d", worker.key, kept.pid)
+        return True
 
     def _take_hold(self, worker: Worker, pid: int) -> bool:
         try:
@@ -297,7 +326,7 @@ class Supervisor:
 
     def _ended_unreported(self, worker: Worker) -> None:
         """The process is gone and the standby has not said how: find out otherwise."""
-        if not worker.is_running:
+        if not worker.has_process:
             return
         assert worker.pid is not None
         status = reap(worker.pid)
@@ -311,10 +340,22 @@ class Supervisor:
         self._ended(worker, os.waitstatus_to_exitcode(status))
 
     def _ended(self, worker: Worker, code: int) -> None:
-        if not worker.is_running:
+        if not worker.has_process:
             return
         if worker.pidfd is not None:
             asyncio.get_running_loop().remove_reader(worker.pidfd)
+        if worker.is_running:
+            self._over(worker, code)
+            return
+        worker.is_kept = False
+        self._end_family(worker)
+        worker.close()
+        logger.info("kept worker ended: worker=%s pid=%s code=%d", worker.key, worker.pid, code)
+        self._events.kept_ended(worker)
+
+    def _over(self, worker: Worker, code: int, *, is_kept: bool = False) -> None:
+        """A worker has ended, or left its attempt while its process lives."""
+        worker.is_kept = is_kept
         worker.exit = bare_exit(worker, code)
         try:
             worker.exit = self._post_mortem(worker, code)
@@ -323,7 +364,8 @@ class Supervisor:
         finally:
             # Whoever stops or replaces it waits for this and for nothing else.
             worker.gone.set_result(None)
-            self._end_family(worker)
+            if not is_kept:
+                self._end_family(worker)
         logger.info(
             "worker ended: worker=%s pid=%s code=%d step=%d signalled=%s after_s=%.1f",
             worker.key,
@@ -336,7 +378,7 @@ class Supervisor:
         try:
             self._events.exited(worker)
         finally:
-            worker.close()
+            worker.close(with_process=not is_kept)
 
     def _end_family(self, worker: Worker) -> None:
         ends = [] if worker.cgroup is None else [self._cgroups.end(worker.cgroup)]
@@ -356,13 +398,3 @@ class Supervisor:
             max_text_bytes=self._limits.max_text_bytes,
             stderr_tail_bytes=self._limits.stderr_tail_bytes,
         )
-
-
-async def _signal_and_wait(workers: list[Worker], number: signal.Signals, timeout_s: float) -> None:
-    """Signal those that run and wait until all are gone or the time is up."""
-    waiting = [worker.gone for worker in workers if worker.is_running]
-    for worker in workers:
-        if worker.is_running:
-            worker.signal(number)
-    if waiting:
-        await asyncio.wait(waiting, timeout=timeout_s)

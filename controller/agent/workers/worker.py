@@ -76,6 +76,11 @@ class Worker:
     silent_limit_s: float | None = None
     # Its own, where the agent may make one.
     cgroup: Path | None = None
+    # What the standby process calls the process: its key, or that of the first attempt that the
+    # process took part in.
+    fork_key: str = ""
+    # The process has left the attempt, and lives for the next one.
+    is_kept: bool = False
     pid: int | None = None
     pidfd: int | None = None
     forked_ns: int = 0
@@ -95,6 +100,11 @@ class Worker:
     def identity(self) -> WorkerKey:
         """What the worker is called inside the agent."""
         return WorkerKey(self.job_id, self.attempt, self.rank)
+
+    @property
+    def has_process(self) -> bool:
+        """Whether there is one, or is about to be."""
+        return self.is_running or self.is_kept
 
     @property
     def is_script(self) -> bool:
@@ -127,6 +137,18 @@ class Worker:
             send_signal(self.pidfd, self.stopped_by)
         return True
 
+    def could_take_over(self, kept: Worker) -> bool:
+        """Whether the process of one that has left its attempt may be this rank's."""
+        return kept.is_kept and (kept.job_id, kept.rank) == (self.job_id, self.rank)
+
+    def take_over(self, kept: Worker) -> None:
+        """Become what the process of a worker that has left does next."""
+        self.pid, self.pidfd, self.cgroup = kept.pid, kept.pidfd, kept.cgroup
+        self.fork_key = kept.fork_key
+        kept.pidfd, kept.cgroup, kept.is_kept = None, None, False
+        if self.stopped_by is not None and self.pidfd is not None:
+            send_signal(self.pidfd, self.stopped_by)
+
     def black_box(self) -> blackbox.Reader | None:
         """The rank's black box, once it has opened one and until `close`."""
         if self._reader is None and not self._is_closed:
@@ -157,15 +179,15 @@ class Worker:
         """Where the rank stands, once it has said anything."""
         return self.look(blackbox.Reader.present)
 
-    def close(self) -> None:
-        """Let go of the process and its black box."""
-        # Whoever still knows the worker would open its box again, and nobody close it.
-        self._is_closed = True
+    def close(self, *, with_process: bool = True) -> None:
+        """Let go of its black box, and of the process."""
         # The kernel lets go of a descriptor, whatever it says.
-        if self.pidfd is not None:
+        if with_process and self.pidfd is not None:
             with contextlib.suppress(OSError):
                 os.close(self.pidfd)
             self.pidfd = None
+        # Whoever still knows the worker would open its box again, and nobody close it.
+        self._is_closed = True
         if self._reader is not None:
             with contextlib.suppress(OSError):
                 self._reader.close()
@@ -269,3 +291,13 @@ def _end_of(text: str, max_bytes: int) -> str:
 def _printable(text: str) -> str:
     """Half a surrogate pair is valid in JSON, and in no message."""
     return text.encode(errors="replace").decode()
+
+
+async def signal_and_wait(workers: list[Worker], number: signal.Signals, timeout_s: float) -> None:
+    """Signal those that run and wait until all are gone or the time is up."""
+    waiting = [worker.gone for worker in workers if worker.is_running]
+    for worker in workers:
+        if worker.has_process:
+            worker.signal(number)
+    if waiting:
+        await asyncio.wait(waiting, timeout=timeout_s)

@@ -1,0 +1,62 @@
+"""The agent's end of the lines of some ranks, for tests without an agent."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Sequence
+
+from outlast.worker_line import (
+    FromAgent,
+    Left,
+    address_of,
+    from_agent,
+    peer_pid,
+    read_from_worker,
+)
+
+DEADLINE_S = 60.0
+
+
+class AgentLines:
+    """Listens, says things to ranks and hears what they say."""
+
+    def __init__(self) -> None:
+        self.address = address_of(f"test-{os.getpid()}-{id(self)}")
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.address)
+        self._listener.listen()
+        self._lines: dict[int, socket.socket] = {}
+        self._heard: queue.SimpleQueue[tuple[int, Left]] = queue.SimpleQueue()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def wait_left(self, pids: Sequence[int]) -> None:
+        """Until all of these have left their attempt."""
+        waited_for = set(pids)
+        while waited_for:
+            pid, _ = self._heard.get(timeout=DEADLINE_S)
+            waited_for.remove(pid)
+
+    def say(self, pid: int, message: FromAgent) -> None:
+        self._lines[pid].sendall(from_agent(message))
+
+    def close(self) -> None:
+        self._listener.close()
+        for line in self._lines.values():
+            line.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                line, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._hear, args=(line,), daemon=True).start()
+
+    def _hear(self, line: socket.socket) -> None:
+        pid = peer_pid(line)
+        self._lines[pid] = line
+        for text in line.makefile("rb"):
+            self._heard.put((pid, read_from_worker(text)))

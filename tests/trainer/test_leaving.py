@@ -1,0 +1,120 @@
+"""Ranks that leave an attempt keep their process, and go on in the next one bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outlast.blackbox import Reader
+from outlast.worker_contract import WorkerContract, WorkerExitCode
+from outlast.worker_line import Join, Leave
+from tests.contracts import contract_of
+from tests.trainer.agent_lines import DEADLINE_S, AgentLines
+from tests.trainer.jobs import train, train_with_line
+from tests.trainer.ranks import RankPool
+from tests.trainer.resuming import curve, make_text, spec_of, steps_of
+
+STEPS = 30
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    make_text(tmp_path)
+    yield tmp_path
+    shutil.rmtree(tmp_path)
+
+
+@pytest.fixture
+def lines() -> Iterator[AgentLines]:
+    lines = AgentLines()
+    yield lines
+    lines.close()
+
+
+@pytest.mark.parametrize(
+    ("world_size", "parallel"),
+    [
+        (2, {"dp": 2}),
+        (4, {"tp": 2, "pp": 2}),
+        (4, {"dp": 2, "pp": 2, "zero": {"level": 2}}),
+    ],
+    ids=["dp", "tp-pp", "dp-pp-zero2"],
+)
+def test_ranks_that_leave_and_join_train_on_bitwise_in_the_same_processes(
+    ranks: RankPool,
+    folder: Path,
+    lines: AgentLines,
+    world_size: int,
+    parallel: dict[str, Any],
+) -> None:
+    spec = spec_of(folder, steps=STEPS, parallel=parallel)
+    whole, pieces = folder / "whole", folder / "pieces"
+    whole.mkdir()
+    pieces.mkdir()
+    expected = ranks.run(train, world_size, whole, spec, 1)
+    everybody = range(world_size)
+    results: list[dict[str, Any]] = []
+    training = threading.Thread(
+        target=lambda: results.extend(
+            ranks.run(train_with_line, world_size, pieces, spec, lines.address)
+        ),
+        daemon=True,
+    )
+    training.start()
+    for attempt in (1, 2):
+        boxes = [pieces / f"a{attempt}-rank-{rank}.blackbox" for rank in everybody]
+        pids = [pid_at_step(box, 8 * attempt) for box in boxes]
+        for pid in pids:
+            lines.say(pid, Leave(attempt))
+        lines.wait_left(pids)
+        for rank, pid in enumerate(pids):
+            lines.say(pid, Join(following(pieces, spec, rank, world_size, attempt + 1)))
+    training.join(DEADLINE_S)
+    assert [result["pid"] for result in results] == pids
+    assert [result["code"] for result in results] == [WorkerExitCode.DONE] * world_size
+    assert [each["state"] for each in results] == [each["state"] for each in expected]
+    # One step at most is done twice, and in the same way.
+    found = curve([step for attempt in (1, 2, 3) for step in steps_of(pieces, attempt, 0)])
+    assert len(found) <= STEPS + 2
+    assert sorted(set(found)) == curve(steps_of(whole, 1, 0))
+
+
+def following(
+    folder: Path, spec: dict[str, Any], rank: int, world_size: int, attempt: int
+) -> WorkerContract:
+    name = f"a{attempt}-rank-{rank}"
+    return contract_of(
+        folder,
+        rank,
+        world_size=world_size,
+        attempt=attempt,
+        spec_json=json.dumps(spec),
+        rendezvous_port=int((folder / "port").read_text()),
+        blackbox_path=folder / f"{name}.blackbox",
+        error_path=folder / f"{name}.error.json",
+        environment_path=folder / f"{name}.environment.json",
+        log_path=folder / f"{name}.log",
+        checkpoint_url=str(folder / "store" / "job-1"),
+    )
+
+
+def pid_at_step(box: Path, step: int) -> int:
+    """Of the rank with this black box, once it has completed the step."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            reader = Reader(box)
+            present = reader.present()
+            reader.close()
+            if present.completed_step >= step:
+                return present.pid
+        time.sleep(0.01)
+    raise AssertionError(f"{box} did not come to step {step}")

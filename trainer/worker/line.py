@@ -1,0 +1,110 @@
+"""A rank's line to its agent: asked to leave its attempt, it does so at once, and may join another.
+
+A thread listens, because the one that trains may be waiting for a rank that is gone. To free it,
+another ends the connections of this process, so that every operation under way fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+
+from outlast.worker_contract import WorkerContract
+from outlast.worker_line import (
+    MAX_LINE_BYTES,
+    Join,
+    Leave,
+    Left,
+    connect,
+    from_worker,
+    read_from_agent,
+)
+from trainer.parallel.connections import EndedConnections
+
+# A connection that is made just now is ended by the next look.
+_LOOK_EVERY_S = 0.005
+
+
+class AgentLine:
+    """One rank's end, for as long as its process lives."""
+
+    def __init__(self, address: str, *, attempt: int) -> None:
+        """Connect in the background. An agent that is gone asks nothing."""
+        self._attempt = attempt
+        self._leaving = threading.Event()
+        self._joining = threading.Event()
+        # Ends connections while this rank leaves, and until it joins another attempt.
+        self._ending: threading.Thread | None = None
+        self._contracts: queue.SimpleQueue[WorkerContract | None] = queue.SimpleQueue()
+        self._socket: socket.socket | None = None
+        threading.Thread(
+            target=self._listen, args=(address,), name="agent-line", daemon=True
+        ).start()
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the agent has asked this rank to give its attempt up."""
+        return self._leaving.is_set()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is an agent that could ask for more."""
+        return self._socket is not None
+
+    def left(self) -> None:
+        """Say that this rank holds nothing of its attempt any more."""
+        line = self._socket
+        if line is not None:
+            with contextlib.suppress(OSError):
+                line.sendall(from_worker(Left(self._attempt)))
+
+    def next_contract(self, timeout_s: float) -> WorkerContract | None:
+        """What this rank is to do next; None when its agent is gone, or says nothing in time."""
+        try:
+            contract = self._contracts.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        if contract is not None:
+            if self._ending is not None:
+                # Nothing of the next attempt may be among what it ends.
+                self._joining.set()
+                self._ending.join()
+                self._ending = None
+            self._attempt = contract.attempt
+            self._leaving.clear()
+            self._joining.clear()
+        return contract
+
+    def _listen(self, address: str) -> None:
+        try:
+            line = connect(address)
+        except OSError:
+            self._contracts.put(None)
+            return
+        with line, line.makefile("rb") as lines:
+            with contextlib.suppress(OSError):
+                self._socket = line
+                for text in iter(lambda: lines.readline(MAX_LINE_BYTES), b""):
+                    self._hear(text)
+            self._socket = None
+        self._contracts.put(None)
+
+    def _hear(self, text: bytes) -> None:
+        match read_from_agent(text):
+            case Leave(attempt=attempt) if attempt == self._attempt:
+                if self._ending is None:
+                    self._leaving.set()
+                    self._ending = threading.Thread(target=self._end, name="ending", daemon=True)
+                    self._ending.start()
+            case Leave():
+                pass
+            case Join(contract=contract):
+                self._contracts.put(contract)
+
+    def _end(self) -> None:
+        connections = EndedConnections()
+        while not self._joining.wait(_LOOK_EVERY_S):
+            connections.look()
+        connections.close()
