@@ -50,7 +50,9 @@ class Rule:
                 dim = "columns" if self.transposed != self.columns else "rows"
                 raise ValueError(f"{name} has {part.shape[0]} {dim}; its config says {rows}")
             parts.append(part)
-        pieces = torch.split(torch.cat(parts), list(self.pieces))
+        # Where tensors are the pieces, as an expert's are, there is no copy in between.
+        whole = self.rows == self.pieces
+        pieces = tuple(parts) if whole else torch.split(torch.cat(parts), list(self.pieces))
         if self.merged is not None:
             pieces = tuple(torch.cat([pieces[number] for number in each]) for each in self.merged)
         joined = self._join(pieces)
