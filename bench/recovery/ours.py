@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -65,10 +65,18 @@ def _memory_dir(state_dir: Path) -> Path:
     return config.memory_dir
 
 
-def strike(client: Client, state_dir: Path, number: int, how: signal.Signals) -> dict[str, Any]:
+def strike(
+    client: Client,
+    state_dir: Path,
+    number: int,
+    how: signal.Signals,
+    *,
+    spec: Mapping[str, Any] = SPEC,
+    num_ranks: int = 2,
+) -> dict[str, Any]:
     """Send `how` to a worker of a fresh job, and follow the job until all ranks train again."""
-    job_id = client.submit({**SPEC, "name": f"recovery-{number}"}).job_id
-    before, after = (_Attempt(state_dir, job_id, attempt) for attempt in (1, 2))
+    job_id = client.submit({**spec, "name": f"recovery-{number}"}).job_id
+    before, after = (_Attempt(state_dir, job_id, attempt, num_ranks) for attempt in (1, 2))
     wait_for(lambda: min(before.steps(), default=-1) >= STRIKE_AFTER_STEP, "the first steps")
     step_s = before.step_s()
     victim = before.boxes()[VICTIM_RANK].present().pid
@@ -79,6 +87,7 @@ def strike(client: Client, state_dir: Path, number: int, how: signal.Signals) ->
     (table,) = map(read_table, _memory_dir(state_dir).glob(f"*/{job_id}/{_FOLDER}"))
     assert table is not None, "the next attempt has loaded what it says"
     incident = wait_for(lambda: next(iter(client.incidents(job_id)), None), "the incident")
+    pids = [{box.present().pid for box in attempt.boxes()} for attempt in (before, after)]
     firsts = [box.new_steps()[0] for box in after.boxes()]
     end_s = max(record.end_ns for record in firsts) / 1e9
     split_s = _split(struck_s, incident, after.boxes(), end_s)
@@ -88,6 +97,7 @@ def strike(client: Client, state_dir: Path, number: int, how: signal.Signals) ->
         "launcher": "outlast",
         "signal": how.name,
         "recovery_s": end_s - struck_s,
+        "ranks_made_anew": len(pids[1] - pids[0]),
         "steps_redone": max(0, reached - (firsts[0].step - 1)),
         "step_s": step_s,
         "state_bytes": table.payload_bytes,
@@ -96,9 +106,10 @@ def strike(client: Client, state_dir: Path, number: int, how: signal.Signals) ->
 
 
 class _Attempt:
-    """The black boxes of one attempt's two ranks."""
+    """The black boxes of one attempt's ranks."""
 
-    def __init__(self, state_dir: Path, job_id: str, attempt: int) -> None:
+    def __init__(self, state_dir: Path, job_id: str, attempt: int, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
         self._folder = state_dir / "nodes"
         self._pattern = f"*/jobs/{job_id}/a{attempt}/rank-*.blackbox"
 
@@ -110,9 +121,9 @@ class _Attempt:
         return [box.present().completed_step for box in self.boxes()]
 
     def has_trained(self) -> bool:
-        """Whether both ranks have completed a step that they began with in this attempt."""
+        """Whether all ranks have completed a step that they began with in this attempt."""
         present = [box.present() for box in self.boxes()]
-        return len(present) == 2 and all(
+        return len(present) == self._num_ranks and all(
             now.completed_step > now.resumed_step >= 0 for now in present
         )
 

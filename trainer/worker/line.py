@@ -37,6 +37,7 @@ class AgentLine:
         self._joining = threading.Event()
         # Ends connections while this rank leaves, and until it joins another attempt.
         self._ending: threading.Thread | None = None
+        self._beginning = threading.Lock()
         self._contracts: queue.SimpleQueue[WorkerContract | None] = queue.SimpleQueue()
         self._socket: socket.socket | None = None
         threading.Thread(
@@ -52,6 +53,19 @@ class AgentLine:
     def is_open(self) -> bool:
         """Whether there is an agent that could ask for more."""
         return self._socket is not None
+
+    def leave(self) -> None:
+        """Have every operation under way fail, here and, later, where others wait for this rank."""
+        with self._beginning:
+            if self._ending is not None:
+                return
+            connections = EndedConnections()
+            # Before this rank lets go of them: its peers are not to see that yet.
+            connections.look()
+            self._ending = threading.Thread(
+                target=self._end, args=(connections,), name="ending", daemon=True
+            )
+            self._ending.start()
 
     def left(self) -> None:
         """Say that this rank holds nothing of its attempt any more."""
@@ -72,8 +86,6 @@ class AgentLine:
                 self._joining.set()
                 self._ending.join()
                 self._ending = None
-            self._attempt = contract.attempt
-            self._leaving.clear()
             self._joining.clear()
         return contract
 
@@ -94,17 +106,16 @@ class AgentLine:
     def _hear(self, text: bytes) -> None:
         match read_from_agent(text):
             case Leave(attempt=attempt) if attempt == self._attempt:
-                if self._ending is None:
-                    self._leaving.set()
-                    self._ending = threading.Thread(target=self._end, name="ending", daemon=True)
-                    self._ending.start()
+                self._leaving.set()
+                self.leave()
             case Leave():
                 pass
             case Join(contract=contract):
+                self._attempt = contract.attempt
+                self._leaving.clear()
                 self._contracts.put(contract)
 
-    def _end(self) -> None:
-        connections = EndedConnections()
+    def _end(self, connections: EndedConnections) -> None:
         while not self._joining.wait(_LOOK_EVERY_S):
             connections.look()
         connections.close()

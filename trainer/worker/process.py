@@ -131,8 +131,9 @@ def _take_part(contract: WorkerContract, line: AgentLine | None) -> int | None:
             write_error(contract.error_path, error)
         if not (may_stay and (is_asked or isinstance(error, PeerLostError))):
             return WorkerExitCode.FAILED
+        assert line is not None
+        line.leave()
     # Behind the handler, so that nothing of the attempt is left: its frames were the error's.
-    assert line is not None
     signal.signal(STOP_SIGNAL, signal.SIG_DFL)
     gc.collect()
     line.left()
