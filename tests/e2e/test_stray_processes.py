@@ -31,12 +31,14 @@ LEAVING = HOLDING.with_name("leaving.py")
 STRUCK = 12
 
 
-@pytest.fixture(params=["cgroups", "no cgroups"])
-def process(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Controller]:
+@pytest.fixture(scope="module", params=["cgroups", "no cgroups"])
+def process(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Controller]:
     option, command = QUICKLY_CHECKED
     is_with = request.param == "cgroups"
     agent = command if is_with else f"{command} --no-cgroups"
-    state_dir = tmp_path / "state"
+    state_dir = tmp_path_factory.mktemp("stray") / "state"
     nodes = ("--local-nodes", "1", "--workers-per-node", "2")
     with controller(state_dir, *nodes, option, agent) as it:
         Cluster(state_dir, lambda: it.grpc).wait_nodes(1)
