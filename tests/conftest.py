@@ -1,6 +1,5 @@
 """Options of the whole suite; pytest takes them from here only."""
 
-import ctypes
 import gc
 import os
 import signal
@@ -8,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.huge_pages import allow_huge_pages
 
 # What tests have children import (`tests.agent.entry`): processes of ours leave their current
 # folder out.
@@ -19,10 +20,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(_PLACES)
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
-# Gathering the imports of a standby process in huge pages takes 0.3 s of a core and saves 5 ms of
-# each fork: those of tests fork a few. All processes of tests inherit this, too.
-_PR_SET_THP_DISABLE = 41
-ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
+allow_huge_pages(False)
 
 # What nohup, or a shell that puts the tests into the background, has them ignore is ignored by
 # every program that they start, but not by one that is forked from a standby process.

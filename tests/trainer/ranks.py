@@ -14,7 +14,7 @@ takes a `RankContext` and picklable arguments and returns something picklable.
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import gc
 import importlib
 import os
@@ -32,10 +32,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.huge_pages import allow_huge_pages
+
 _LENGTH = struct.Struct("<Q")
 _ROOT = Path(__file__).parents[2]
 _KEPT: list[Any] = []
-_PR_SET_THP_DISABLE = 41
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,9 @@ class RankPool:
 
     def __init__(self) -> None:
         self._results: dict[Any, list[Any]] = {}
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
         environment = os.environ | {
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
@@ -80,7 +84,7 @@ class RankPool:
             "RES_OPTIONS": "timeout:1 attempts:1",
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", "tests.trainer.ranks"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -96,6 +100,12 @@ class RankPool:
         Raises:
             AssertionError: with the traceback of the first rank that failed.
         """
+        if (code := self._process.poll()) is not None:
+            # Whatever ended it fails one test, not all that follow.
+            sys.stderr.write(f"the helper process of the ranks had ended with {code}\n")
+            with contextlib.suppress(OSError):
+                self.close()
+            self._process = self._start()
         name = (job.__module__, job.__qualname__)
         _send(self._process.stdin, (name, world_size, arguments, timeout_s))
         results = []
@@ -145,9 +155,9 @@ def _serve() -> None:
     for module in PRELOADED_MODULES:
         importlib.import_module(module)
     # As the standby process: a rank copies fewer pages of what was imported. This one forks
-    # thousands, and so has the huge pages that `tests/conftest.py` has turned off.
+    # thousands, for which huge pages pay.
     gc.freeze()
-    ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 0, 0, 0, 0)
+    allow_huge_pages(True)
     gather_pages()
 
     requests = sys.stdin.buffer
