@@ -14,13 +14,14 @@ from tests.controller.processes import Controller, controller
 from tests.e2e.by_hand import QUICK_CHECKS, QUICKLY_CHECKED, HandNodes, hand_nodes
 from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.losing import lose_node
-from tests.e2e.script_jobs import EXAMPLES, STEP_LINE, submit
+from tests.e2e.script_jobs import EXAMPLES, RAISING, STEP_LINE, submit
 
 pytestmark = pytest.mark.timeout(300)
 
 # More than any run here does: the job is cancelled when it has done what it was to do.
 STEPS = ("--steps", "1000000", "--hidden", "256")
 INTERVAL = 20
+PACED = ("python", str(RAISING.with_name("pacing.py")), "0.05")
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_a_script_that_saves_by_itself_goes_on_with_the_nodes_there_are(
     cluster: Cluster, process: Controller, others: HandNodes, tmp_path: Path
 ) -> None:
     saved = ["--save-every", f"{INTERVAL}", "--checkpoint", str(tmp_path / "ddp.pt")]
-    job_id = elastic(cluster, "python", str(EXAMPLES / "ddp.py"), *STEPS, *saved)
+    job_id = elastic(cluster, *PACED, str(EXAMPLES / "ddp.py"), *STEPS, *saved)
     before = runs_on(cluster, job_id, 2)
     wait_for(lambda: max(steps_of(cluster, job_id, 1), default=0) > INTERVAL, "a saved step")
     lose_node(process.state_dir, before.nodes[1])
@@ -97,7 +98,7 @@ def test_a_script_with_a_session_grows_after_a_step_that_all_have_done(
 ) -> None:
     script = str(EXAMPLES / "ddp_session.py")
     stored = {"storage_interval_steps": INTERVAL}
-    job_id = elastic(cluster, "python", script, *STEPS, checkpoint=stored)
+    job_id = elastic(cluster, *PACED, script, *STEPS, checkpoint=stored)
     before = runs_on(cluster, job_id, 2)
     wait_for(lambda: cluster.job(job_id).committed_step >= INTERVAL, "a checkpoint in storage")
     lose_node(process.state_dir, before.nodes[1])
