@@ -300,6 +300,9 @@ def test_logs_are_followed_into_the_next_attempt(
     start_job(controller, attempt=2)
     wait_for(lambda: "rank 1 attempt 2 starts" in logged(controller, "q1"), "the next log")
     assert "rank 0" not in logged(controller, "q1")
+    # What is not followed is as far as it is just then.
+    controller.send(log_query("q0", follow=True, rank=0))
+    wait_for(lambda: "rank 0 attempt 2 starts" in logged(controller, "q0"), "that of rank 0")
     controller.send(log_query("q2", follow=False))
     wait_for(lambda: chunks(controller, "q2") and chunks(controller, "q2")[-1].end, "the end")
     assert "rank 0 attempt 2 starts" in logged(controller, "q2")
