@@ -57,6 +57,7 @@ class StartedWorker:
     identity: WorkerKey
     pid: int = 4242
     exit: None = None
+    is_kept: bool = False
 
 
 def make_commands(
