@@ -263,6 +263,7 @@ class OrderSteps:
         config, job_id = self._parts.config, order.command.job_id
         folder = config.job_memory_dir(job_id)
         self._parts.supervisor.drop_preload(job_id)
+        self._parts.data_loaders.end_of(job_id)
 
         def free() -> None:
             delete_job_memory(folder)

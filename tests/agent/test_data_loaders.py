@@ -240,6 +240,24 @@ def test_a_killed_process_is_reported_and_its_socket_stays(tmp_path: Path) -> No
     asyncio.run(scenario())
 
 
+def test_nothing_is_left_of_a_start_that_had_no_ranks(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        loaders = DataLoaders(Sleeping(), tmp_path / "data", Heard().events())
+        paths = []
+        for attempt in (1, 2):
+            folder = tmp_path / f"a{attempt}"
+            folder.mkdir()
+            paths.append(loaders.prepare(AttemptKey("job", attempt), folder, "{}"))
+        loaders.end_of("another")
+        await asyncio.sleep(0)
+        assert [path.exists() for path in paths] == [False, True]
+        loaders.end_of("job")
+        await loaders.close()
+        assert not paths[1].exists()
+
+    asyncio.run(scenario())
+
+
 def test_a_process_that_cannot_be_started_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

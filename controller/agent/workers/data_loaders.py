@@ -70,7 +70,8 @@ class DataLoaders:
         Raises:
             OSError: there cannot be a socket.
         """
-        self.stop(key)
+        # Of starts that failed before their ranks were there, too.
+        self.end_of(key.job_id)
         path = folder / _SOCKET
         private.write_text(folder / _SPEC, spec_json)
         self._loaders[key] = _Loader(folder=folder, listening=local_socket.listen(path))
@@ -90,6 +91,11 @@ class DataLoaders:
             end = asyncio.create_task(_end(loader), name=f"data-loader-end-{key.job_id}")
             self._ends[end] = loader
             end.add_done_callback(self._ends.pop)
+
+    def end_of(self, job_id: str) -> None:
+        """Stop whatever is there for a job."""
+        for key in [key for key in self._loaders if key.job_id == job_id]:
+            self.stop(key)
 
     async def close(self) -> None:
         """End all of them."""
