@@ -3,8 +3,8 @@
 There is no iterator to save: `trainer.core.batch` computes what any step reads,
 so a resumed run reads exactly what it would have read.
 
-`prepare` has a step read ahead on a thread of its own, while the trainer waits for
-gradients: reading is then off the critical path, and what is read stays the same.
+`prepare` has a step read ahead on a thread of its own, while the trainer computes or
+waits for gradients: reading is then off the critical path, and what is read stays the same.
 The look-ahead is one step, so memory is bounded. Where it is read, in this process
 or in the node's loader (`trainer.data.node`), is its source's business.
 """
@@ -45,6 +45,9 @@ class Dataset(Protocol[_Sample_contra]):
 class Source(Protocol):
     """Where a loader has a step from."""
 
+    reads_elsewhere: bool
+    """In another process, ahead of who asks."""
+
     @property
     def num_micro_batches(self) -> int: ...
 
@@ -55,6 +58,8 @@ class Source(Protocol):
 
 class Split:
     """What is trained on, or what is held out: the source of a rank that reads by itself."""
+
+    reads_elsewhere = False
 
     def __init__(self, dataset: Dataset[_Sample], plan: Plan[_Sample]) -> None:
         def read(step: int, replica: int, index: int) -> MicroBatch:
@@ -96,6 +101,7 @@ class Loader:
         self._replica = replica
         self._device = device
         self._wanted = Wanted() if wanted is None else wanted
+        self.reads_elsewhere = source.reads_elsewhere
         self._reads_nothing = self._wanted.is_nothing and not counts
         # It starts its thread at the first use: workers are forked with a single thread.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="data")

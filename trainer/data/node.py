@@ -178,6 +178,8 @@ class NodeLoader:
 class NodeSource:
     """A split that the node's loader reads, or this process where that one does not."""
 
+    reads_elsewhere = True
+
     def __init__(self, node: NodeLoader, split: SplitId, own: Split) -> None:
         self._node, self._split, self._own = node, split, own
         self.num_micro_batches = own.num_micro_batches

@@ -147,13 +147,12 @@ class TrainLoop:
         predicted = self._num_predicted(micro_batches)
 
         box.phase(Phase.FORWARD_BACKWARD)
+        self._prepare_next(step, computes=True)
         state.data_parallel.begin_step(len(micro_batches))
         loss = state.train_engine.run(micro_batches, scale / predicted, step=step)
 
         box.phase(Phase.GRADIENT_SYNC)
-        if step < self._spec.steps and not is_skipped(self._skipped, step + 1):
-            # Read while gradients are on their way; the next step takes it.
-            state.data.train.prepare(step + 1)
+        self._prepare_next(step, computes=False)
         state.data_parallel.finish_gradients()
         if replay is not None:
             replay.compare(loss)
@@ -184,6 +183,17 @@ class TrainLoop:
         self._completed(record)
         self._checkpoint(step, agreed)
         return agreed
+
+    def _prepare_next(self, step: int, *, computes: bool) -> None:
+        """Have the next step's batch at hand when that begins.
+
+        A rank reads while gradients are on their way; what the node's loader has read before
+        only has to be fetched, for which there is the whole step.
+        """
+        data = self._state.data.train
+        is_next = step < self._spec.steps and not is_skipped(self._skipped, step + 1)
+        if is_next and data.reads_elsewhere is computes:
+            data.prepare(step + 1)
 
     def _num_predicted(self, micro_batches: Sequence[MicroBatch]) -> float | Tensor:
         """The tokens of the global batch that have a loss: the mean is over them."""
