@@ -77,6 +77,21 @@ def strike(
     """Send `how` to a worker of a fresh job, and follow the job until all ranks train again."""
     job_id = client.submit({**spec, "name": f"recovery-{number}"}).job_id
     before, after = (_Attempt(state_dir, job_id, attempt, num_ranks) for attempt in (1, 2))
+    with before, after:
+        row = _followed(client, state_dir, job_id, how, before, after)
+    client.cancel(job_id)
+    wait_for(lambda: client.get(job_id)[0].state == "CANCELLED", "the job's end")
+    return row
+
+
+def _followed(
+    client: Client,
+    state_dir: Path,
+    job_id: str,
+    how: signal.Signals,
+    before: _Attempt,
+    after: _Attempt,
+) -> dict[str, Any]:
     wait_for(lambda: min(before.steps(), default=-1) >= STRIKE_AFTER_STEP, "the first steps")
     step_s = before.step_s()
     victim = before.boxes()[VICTIM_RANK].present().pid
@@ -90,9 +105,6 @@ def strike(
     pids = [{box.present().pid for box in attempt.boxes()} for attempt in (before, after)]
     firsts = [box.new_steps()[0] for box in after.boxes()]
     end_s = max(record.end_ns for record in firsts) / 1e9
-    split_s = _split(struck_s, incident, after.boxes(), end_s)
-    client.cancel(job_id)
-    wait_for(lambda: client.get(job_id)[0].state == "CANCELLED", "the job's end")
     return {
         "launcher": "outlast",
         "signal": how.name,
@@ -101,21 +113,33 @@ def strike(
         "steps_redone": max(0, reached - (firsts[0].step - 1)),
         "step_s": step_s,
         "state_bytes": table.payload_bytes,
-        "split_s": split_s,
+        "split_s": _split(struck_s, incident, after.boxes(), end_s),
     }
 
 
 class _Attempt:
-    """The black boxes of one attempt's ranks."""
+    """The black boxes of one attempt's ranks, each open from the time that it is there."""
 
     def __init__(self, state_dir: Path, job_id: str, attempt: int, num_ranks: int) -> None:
         self._num_ranks = num_ranks
         self._folder = state_dir / "nodes"
         self._pattern = f"*/jobs/{job_id}/a{attempt}/rank-*.blackbox"
+        self._boxes: dict[Path, Reader] = {}
+
+    def __enter__(self) -> _Attempt:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._boxes:
+            self._boxes.popitem()[1].close()
 
     def boxes(self) -> list[Reader]:
-        found = map(open_box, sorted(self._folder.glob(self._pattern)))
-        return [box for box in found if box is not None]
+        """Those that are there, by rank."""
+        if len(self._boxes) < self._num_ranks:
+            for path in self._folder.glob(self._pattern):
+                if path not in self._boxes and (box := open_box(path)) is not None:
+                    self._boxes[path] = box
+        return [self._boxes[path] for path in sorted(self._boxes, key=lambda path: path.name)]
 
     def steps(self) -> list[int]:
         return [box.present().completed_step for box in self.boxes()]
