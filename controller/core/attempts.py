@@ -129,35 +129,32 @@ def suspend(
         deadline_s=ctx.now_s + job.plan.stop_timeout_s,
     )
     close_starts(ctx, job)
-    for node_id in job.nodes:
-        node = nodes.placed(ctx, job, node_id)
-        if node is None or node.has_left:
-            continue
-        ctx.open_command(
-            CommandId(f"{job.job_id}/a{job.attempt}/stop/{node.node}"),
-            node.node,
-            StopWorkers(
-                graceful=graceful,
-                timeout_s=job.plan.stop_timeout_s / 2,
-                capture_stacks=capture_stacks,
-                keep=keep,
-            ),
-            job=job.job_id,
-            attempt=job.attempt,
-        )
+    order = StopWorkers(
+        graceful=graceful,
+        timeout_s=job.plan.stop_timeout_s / 2,
+        capture_stacks=capture_stacks,
+        keep=keep,
+    )
+    _stop(ctx, job, order)
 
 
 def end_kept(ctx: Context, job: JobRecord) -> None:
     """End the processes that a stop has kept: no start of their ranks will come soon."""
-    if not job.plan.heals:
-        return
+    if job.plan.heals:
+        _stop(ctx, job, StopWorkers(graceful=False, timeout_s=job.plan.stop_timeout_s / 2))
+
+
+def _stop(ctx: Context, job: JobRecord, order: StopWorkers) -> None:
+    # An agent answers a command that it has done without doing it again, and a stop that keeps
+    # processes does not end them.
+    word = "leave" if order.keep else "stop"
     for node_id in job.nodes:
         node = nodes.placed(ctx, job, node_id)
         if node is not None and not node.has_left:
             ctx.open_command(
-                CommandId(f"{job.job_id}/a{job.attempt}/end/{node.node}"),
+                CommandId(f"{job.job_id}/a{job.attempt}/{word}/{node.node}"),
                 node.node,
-                StopWorkers(graceful=False, timeout_s=job.plan.stop_timeout_s / 2),
+                order,
                 job=job.job_id,
                 attempt=job.attempt,
             )

@@ -169,7 +169,9 @@ def _finish_diagnosis(ctx: Context, job: JobRecord) -> bool:
     assert incident is not None, f"job {job.job_id} is DIAGNOSING without an incident"
     if searching.is_open(incident):
         if not lost:
-            searching.ask(ctx, job, incident)
+            # No check runs beside processes that were kept.
+            if not attempts.is_stopping(ctx, job):
+                searching.ask(ctx, job, incident)
             return False
         searching.give_up(ctx, job, f"{lost[0] or 'a node'} was lost while the others were checked")
     incident = ctx.state.incidents[incident.incident]

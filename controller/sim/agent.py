@@ -88,6 +88,12 @@ class Agent:
         rank = (worker.job_id, worker.rank)
         return [one for one in self.workers.values() if one.is_kept and one.key[::2] == rank]
 
+    def all_kept(self) -> list[Worker]:
+        """Those of all ranks and jobs; none where their ends are out of the agent's hands."""
+        if self.node.is_stuck or self.node.hides_workers:
+            return []
+        return [one for one in self.workers.values() if one.is_kept]
+
     # The session
 
     def connect(self) -> None:

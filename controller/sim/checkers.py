@@ -136,6 +136,13 @@ class Checkers:
     def worker_ended(self, worker: Worker) -> None:
         self._live.pop((worker.job_id, worker.attempt, worker.rank), None)
 
+    def searched(self, nodes: Sequence[NodeId]) -> None:
+        """Invariant 1: no process of a job lives where checks run."""
+        for node in nodes:
+            agent = self._world.nodes[node].agent
+            for kept in () if agent is None else agent.all_kept():
+                self._fail(1, f"{node} is checked beside {kept.key}, which was kept")
+
     def resumed(self, training: Training) -> None:
         """Invariant 7: an attempt goes on from what exists, and loses nothing verified."""
         if training.resumed > training.job.high_step + training.job.most_ahead:

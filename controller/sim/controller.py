@@ -205,6 +205,7 @@ class Controller:
         """The checks of a search: they take a while, and die with the controller."""
         world = self._world
         world.trace("search", effect.search, ", ".join(effect.nodes))
+        world.checkers.searched(effect.nodes)
         slowest_s = max(world.nodes[node].check_delay_s for node in effect.nodes)
         took_s = min(world.pace.search_s() + slowest_s, effect.timeout_s)
         world.timeline.after(took_s, self._searched, self.term, effect)

@@ -197,6 +197,7 @@ class Orders:
                 timeout_s = order.message.push_checkpoint.timeout_s
                 self._push(order, self._world.now_s + timeout_s)
             case Step.FREE:
+                self.promises.nobody_is_kept(order.command)
                 node.free_memory(order.job)
                 free_s = self._world.random.uniform(0.1, 5.0)
                 self._after(free_s, self._step_ended, command_id, step)

@@ -121,6 +121,8 @@ class Promises:
             for worker in self._agent.running(job):
                 if worker.attempt <= command.attempt and not worker.is_hidden:
                     self.fail(f"{command.command_id} is done, and {worker.key} runs")
+            if not command.keep:
+                self.nobody_is_kept(command)
 
     def answered_again(self, command_id: str) -> None:
         """There is an answer to a command that has one."""
@@ -130,6 +132,15 @@ class Promises:
         """Workers of this start are there."""
         if command.attempt <= self._agent.node.stopped.get(JobId(command.job_id), 0):
             self.fail(f"{command.command_id} starts workers that were stopped here")
+        for worker in self._agent.all_kept():
+            if worker.job_id != command.job_id or worker.rank not in command.ranks:
+                self.fail(f"{command.command_id} starts workers beside the kept {worker.key}")
+
+    def nobody_is_kept(self, command: Command) -> None:
+        """Of a job, once a command has ended its processes."""
+        for worker in self._agent.all_kept():
+            if worker.job_id == command.job_id and worker.attempt <= command.attempt:
+                self.fail(f"{command.command_id} is done, and {worker.key} is kept")
 
     # Workers
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from controller.agent.core.actions import Signal
 from controller.agent.core.commands import CommandLimits
-from controller.agent.core.inputs import KeptEnded, SessionLost, WorkerEnded
+from controller.agent.core.inputs import Command, KeptEnded, SessionLost, WorkerEnded
 from controller.agent.core.ledger import CommandKind, Result
 from controller.agent.core.steps import Step
 from controller.agent.core.workers import WorkerKey
@@ -86,6 +88,27 @@ def test_a_job_that_is_forgotten_has_nobody_left() -> None:
     node.receive(command(CommandKind.FORGET))
     node.end_step("forget-1")
     assert node.signals[1:] == [(Signal.KILL, tuple(keys))]
+
+
+@pytest.mark.parametrize(
+    "received",
+    [
+        Command(command_id="next", kind=CommandKind.SUITE, job_id="", attempt=0),
+        Command(command_id="next", kind=CommandKind.START, job_id="other", attempt=1, ranks=(0, 1)),
+    ],
+    ids=["checks", "another-job"],
+)
+def test_checks_and_other_jobs_find_nobody_that_was_kept(received: Command) -> None:
+    node = Node()
+    keys = kept(node)
+    node.receive(received)
+    if received.kind is CommandKind.START:
+        node.end_step("next")
+    assert node.steps == {}
+    assert node.signals[1:] == [(Signal.KILL, tuple(keys))]
+    for key in keys:
+        node.give(KeptEnded(key=key))
+    assert "next" in node.steps
 
 
 def test_those_that_are_kept_are_given_up_when_there_is_no_controller() -> None:

@@ -1,4 +1,4 @@
-"""Mistakes that an agent could make at a start, and at what it reports of one."""
+"""Mistakes that could be made at a start, with what was kept for it, and at what is reported."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from controller.agent.core.ledger import CommandKind
 from controller.agent.core.loaders import DataLoaderTable
 from controller.agent.core.reports import Reports
 from controller.agent.core.steps import STEPS, StartFacts, Step
+from controller.agent.core.workers import WorkerState, WorkerTable
+from controller.core import attempts
 from controller.core.edge.advance import AdvanceTable
 from tests.sim import stories
 from tests.sim.planted import Plant, around, bug, told
@@ -24,6 +26,14 @@ def _moved(step: Step, after: Step) -> Plant:
     order = [each for each in STEPS[CommandKind.START] if each is not step]
     order.insert(order.index(after) + 1, step)
     return commands, "STEPS", {**STEPS, CommandKind.START: tuple(order)}
+
+
+def _keeps_all(running: Any) -> list[WorkerState]:
+    return [worker for worker in running.targets if worker.is_running]
+
+
+def _keeps_nobody(ended: Any, table: WorkerTable, key: Any, step: int, **_: bool) -> bool:
+    return bool(ended(table, key, step))
 
 
 START_BUGS = (
@@ -62,6 +72,24 @@ START_BUGS = (
         "a new session does not say that the first step is done",
         (10, 13, 16),
         (Reports, "welcomed", lambda *_: None),
+    ),
+    bug(
+        "an order that keeps nobody passes over those that were kept",
+        (1, 12),
+        (commands._Running, "alive", property(_keeps_all)),
+        says="kept",
+    ),
+    bug(
+        "an agent forgets whom it keeps",
+        (1, 12),
+        around(WorkerTable, "ended", _keeps_nobody),
+        says="kept",
+    ),
+    bug(
+        "checks begin beside processes that were kept",
+        (1,),
+        (attempts, "end_kept", lambda *_: None),
+        says="was kept",
     ),
     bug(
         "what heartbeats say of steps goes unnoticed",

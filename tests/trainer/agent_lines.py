@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import socket
@@ -39,12 +40,19 @@ class AgentLines:
             pid, _ = self._heard.get(timeout=DEADLINE_S)
             waited_for.remove(pid)
 
+    def wait_first_left(self) -> int:
+        """Until any has left its attempt; its pid."""
+        return self._heard.get(timeout=DEADLINE_S)[0]
+
     def say(self, pid: int, message: FromAgent) -> None:
         self._lines[pid].sendall(from_agent(message))
 
     def close(self) -> None:
         self._listener.close()
         for line in self._lines.values():
+            # Its reader has a part in it, and waits.
+            with contextlib.suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
             line.close()
 
     def _accept(self) -> None:

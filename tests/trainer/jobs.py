@@ -259,6 +259,16 @@ def train_with_line(
     return {"code": code, "state": digest_of(states[-1:]), "pid": os.getpid()}
 
 
+def lose_a_peer(
+    context: RankContext, folder: Path, spec: dict[str, Any], agent_line: str
+) -> dict[str, Any]:
+    """As `train_with_line`, and the last rank fails in its third step."""
+    if context.rank == context.world_size - 1:
+        worker.Stager = _failing_at(3)
+    code, _ = worked(context, folder, spec, 1, agent_line=agent_line)
+    return {"code": code, "pid": os.getpid()}
+
+
 def digest_of(states: list[TrainState]) -> str:
     """Of all bits that a rank has trained."""
     digest = hashlib.sha256()
@@ -339,7 +349,18 @@ def _keeping(states: list[TrainState], build: Callable[..., TrainState]) -> Any:
 
 
 def _terminating(stop_after: int) -> Any:
-    class Terminating(Stager):
+    return _stager_with(lambda: os.kill(os.getpid(), signal.SIGTERM), stop_after)
+
+
+def _failing_at(step: int) -> Any:
+    def fail() -> None:
+        raise ValueError(f"fails in step {step}")
+
+    return _stager_with(fail, step)
+
+
+def _stager_with(happens: Callable[[], None], at_step: int) -> Any:
+    class Struck(Stager):
         """Asked once per step, just before the ranks agree on what comes next."""
 
         asked = 0
@@ -347,11 +368,11 @@ def _terminating(stop_after: int) -> Any:
         @property
         def newest_sealed(self) -> int:
             self.asked += 1
-            if self.asked == stop_after:
-                os.kill(os.getpid(), signal.SIGTERM)
+            if self.asked == at_step:
+                happens()
             return super().newest_sealed
 
-    return Terminating
+    return Struck
 
 
 def collectives_uneven(context: RankContext) -> dict[str, Any]:

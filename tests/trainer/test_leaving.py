@@ -18,7 +18,7 @@ from outlast.worker_contract import WorkerContract, WorkerExitCode
 from outlast.worker_line import Join, Leave
 from tests.contracts import contract_of
 from tests.trainer.agent_lines import DEADLINE_S, AgentLines
-from tests.trainer.jobs import train, train_with_line
+from tests.trainer.jobs import lose_a_peer, train, train_with_line
 from tests.trainer.ranks import RankPool
 from tests.trainer.resuming import curve, make_text, spec_of, steps_of
 
@@ -85,6 +85,26 @@ def test_ranks_that_leave_and_join_train_on_bitwise_in_the_same_processes(
     found = curve([step for attempt in (1, 2, 3) for step in steps_of(pieces, attempt, 0)])
     assert len(found) <= STEPS + 2
     assert sorted(set(found)) == curve(steps_of(whole, 1, 0))
+
+
+def test_a_rank_that_loses_a_peer_leaves_unasked_and_ends_with_its_agent(
+    ranks: RankPool, folder: Path, lines: AgentLines
+) -> None:
+    spec = spec_of(folder, steps=STEPS, parallel={"dp": 2})
+    results: list[dict[str, Any]] = []
+    training = threading.Thread(
+        target=lambda: results.extend(ranks.run(lose_a_peer, 2, folder, spec, lines.address)),
+        daemon=True,
+    )
+    training.start()
+    pid = lines.wait_first_left()
+    lines.close()
+    training.join(DEADLINE_S)
+    survivor, failed = results
+    assert survivor == {"code": WorkerExitCode.STOPPED, "pid": pid}
+    assert failed["code"] == WorkerExitCode.FAILED
+    assert json.loads((folder / "a1-rank-1.error.json").read_text())
+    assert "lost" in (folder / "a1-rank-0.error.json").read_text().lower()
 
 
 def following(

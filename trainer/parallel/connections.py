@@ -30,7 +30,10 @@ class EndedConnections:
         self._held: dict[str, socket.socket] = {}
 
     def look(self) -> None:
-        """End those that have come since the last look; take in what their peers still send."""
+        """End those that have come since the last look; take in what their peers still send.
+
+        It reads the links of all descriptors, which is too much for a loop that lasts.
+        """
         users = Counter[str]()
         for name in os.listdir("/proc/self/fd"):
             # Its owner may close it meanwhile.
@@ -44,6 +47,11 @@ class EndedConnections:
             # Not beside its owner, who would lose its place in what comes in.
             if users[target] == 1:
                 _drain(held)
+
+    def drain(self) -> None:
+        """Take in what peers still send, once all other users of the connections are gone."""
+        for held in self._held.values():
+            _drain(held)
 
     def close(self) -> None:
         """Close them, which their peers see."""

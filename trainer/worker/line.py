@@ -25,6 +25,8 @@ from trainer.parallel.connections import EndedConnections
 
 # A connection that is made just now is ended by the next look.
 _LOOK_EVERY_S = 0.005
+# Once this rank makes none any more. Its core is wanted by those that are still to leave.
+_DRAIN_EVERY_S = 0.01
 
 
 class AgentLine:
@@ -34,6 +36,7 @@ class AgentLine:
         """Connect in the background. An agent that is gone asks nothing."""
         self._attempt = attempt
         self._leaving = threading.Event()
+        self._has_left = threading.Event()
         self._joining = threading.Event()
         # Ends connections while this rank leaves, and until it joins another attempt.
         self._ending: threading.Thread | None = None
@@ -69,6 +72,7 @@ class AgentLine:
 
     def left(self) -> None:
         """Say that this rank holds nothing of its attempt any more."""
+        self._has_left.set()
         line = self._socket
         if line is not None:
             with contextlib.suppress(OSError):
@@ -87,6 +91,7 @@ class AgentLine:
                 self._ending.join()
                 self._ending = None
             self._joining.clear()
+            self._has_left.clear()
         return contract
 
     def _listen(self, address: str) -> None:
@@ -116,6 +121,9 @@ class AgentLine:
                 self._contracts.put(contract)
 
     def _end(self, connections: EndedConnections) -> None:
-        while not self._joining.wait(_LOOK_EVERY_S):
+        while not self._has_left.wait(_LOOK_EVERY_S):
             connections.look()
+        connections.look()
+        while not self._joining.wait(_DRAIN_EVERY_S):
+            connections.drain()
         connections.close()

@@ -98,22 +98,19 @@ class _Running:
         """Those whose end this command waits for: a stop that keeps does not of the kept, nor a
         start of those that it takes over."""
         command = self.command
+        spared = {(command.job_id, rank) for rank in command.ranks}
         return [
             worker
             for worker in self.targets
             if worker.is_running
-            or (worker.is_kept and not command.keep and worker.key.rank not in command.ranks)
+            or (worker.is_kept and not command.keep and worker.key[::2] not in spared)
         ]
 
 
 class CommandMachine:
     """Decides what happens to commands and to the workers that they are about."""
 
-    def __init__(
-        self,
-        ledger: CommandLedger,
-        limits: CommandLimits | None = None,
-    ) -> None:
+    def __init__(self, ledger: CommandLedger, limits: CommandLimits | None = None) -> None:
         self.ledger = ledger
         self.workers = WorkerTable()
         self.loaders = DataLoaderTable()
@@ -284,10 +281,14 @@ class CommandMachine:
 
     def _signal(self, running: _Running, step: Step) -> bool:
         command = running.command
-        is_start = command.kind is CommandKind.START
         if not running.targets:
-            newest = command.attempt - 1 if is_start else command.attempt
-            running.targets = self.workers.up_to(command.job_id, newest)
+            match command.kind:
+                case CommandKind.START:
+                    running.targets = self.workers.in_the_way_of(command.job_id, command.attempt)
+                case CommandKind.SUITE:
+                    running.targets = self.workers.kept()
+                case _:
+                    running.targets = self.workers.up_to(command.job_id, command.attempt)
         alive = running.alive
         if not alive:
             return False

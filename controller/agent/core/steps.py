@@ -76,7 +76,8 @@ STEPS: Mapping[CommandKind, tuple[Step, ...]] = {
         Step.CLEAN_UP,
     ),
     CommandKind.STOP: (Step.STACKS, Step.LEAVE, Step.ASK, Step.KILL, Step.LEFTOVERS),
-    CommandKind.SUITE: (Step.SUITE,),
+    # What checks use may be held by processes that were kept.
+    CommandKind.SUITE: (Step.KILL, Step.SUITE),
     CommandKind.FORGET: (
         Step.CHECK,
         Step.KILL,

@@ -99,6 +99,15 @@ class WorkerTable:
             if key.job_id == job_id and key.attempt <= attempt
         )
 
+    def kept(self) -> tuple[WorkerState, ...]:
+        """Those that have left their attempt, of all jobs."""
+        return tuple(worker for worker in self._workers.values() if worker.is_kept)
+
+    def in_the_way_of(self, job_id: str, attempt: int) -> tuple[WorkerState, ...]:
+        """What may not live beside an attempt: older ones of its job, and the kept of others."""
+        others = tuple(worker for worker in self.kept() if worker.key.job_id != job_id)
+        return self.up_to(job_id, attempt - 1) + others
+
     def alive(self) -> list[WorkerKey]:
         """Those that have a process: they run, or are kept."""
         return [key for key, worker in self._workers.items() if worker.is_running or worker.is_kept]

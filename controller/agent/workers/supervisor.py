@@ -194,9 +194,10 @@ class Supervisor:
         """Have these workers leave their attempt and live on; `exited` comes when they have."""
         for worker in self._named(keys):
             if worker.is_running and worker.pid is not None:
+                if not self.lines.say(worker.pid, Leave(worker.attempt)):
+                    worker.signal(signal.SIGKILL)
                 # As it ends then, it does because it was told to.
                 worker.stopped_by = worker.stopped_by or STOP_SIGNAL
-                self.lines.say(worker.pid, Leave(worker.attempt))
 
     def has_left(self, pid: int, left: Left) -> None:
         """A process has no part in an attempt any more."""
@@ -256,8 +257,7 @@ class Supervisor:
         failures = [result for result in results if isinstance(result, BaseException)]
         if not failures:
             return
-        workers = [worker for worker, _ in pairs]
-        await signal_and_wait(workers, signal.SIGKILL, self._limits.kill_s)
+        await signal_and_wait([one for one, _ in pairs], signal.SIGKILL, self._limits.kill_s)
         raise failures[0]
 
     async def _fork(self, worker: Worker, launch: Launch) -> None:
