@@ -110,10 +110,11 @@ class ModelSpec(Section):
         "and it has no bias either (OLMo).",
     )
     norm_eps: float = Field(1e-5, gt=0, description="Epsilon of every norm.")
-    qk_norm: Literal["none", "head"] = Field(
+    qk_norm: Literal["none", "head", "all"] = Field(
         "none",
-        description="head: the queries and the keys of each head are normalised before they are "
-        "rotated, with one weight for all query heads and one for all key heads (Qwen 3).",
+        description="Norms of queries and keys before they are rotated. head: of each head, with "
+        "one weight for all query heads and one for all key heads (Qwen 3). all: of all heads "
+        "together (OLMo 2).",
     )
     activation: Activation = Field(
         "gelu_tanh",

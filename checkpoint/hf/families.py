@@ -21,7 +21,6 @@ LACKING: Mapping[str, str] = {
     "gpt_oss": "attention sinks",
     "llama4_text": "attention in chunks",
     "mpt": "ALiBi",
-    "olmo2": "norms of all queries and all keys together",
     "qwen3_next": "linear attention",
     "t5": "an encoder",
 }

@@ -25,6 +25,7 @@ from checkpoint.hf.tensors import (
     glm4_rules,
     glm_rules,
     llama_rules,
+    olmo2_rules,
     phi3_rules,
     phi_rules,
     stablelm_rules,
@@ -48,6 +49,8 @@ _GLM = (
     Option(theirs="attention_bias", ours="qkv_bias", missing=True),
     Option(theirs="head_dim", ours="head_width", missing=128),
 )
+_OLMO_EPS = Option(theirs="rms_norm_eps", ours="norm_eps", missing=1e-5)
+_OLMO2 = {**RMS, "mlp_bias": False, "norm_place": "after", "qk_norm": "all"}
 _GLM_FIXED = {**RMS, **UNBIASED, "rope_pairs": "neighbours"}
 _PARALLEL_RESIDUAL = Option(
     theirs="use_parallel_residual",
@@ -202,6 +205,13 @@ LLAMA_FAMILIES = (
         # `OlmoLayerNorm` has no parameters, and its epsilon is no option.
         fixed={"norm_weight": "none", "norm_eps": 1e-5, "mlp_bias": False},
         rules=llama_rules,
+    ),
+    Family(
+        name="olmo2",
+        architecture="Olmo2ForCausalLM",
+        options=(*SHAPE, _OLMO_EPS, ATTENTION_BIAS, tied(False), gate()),
+        fixed=_OLMO2,
+        rules=olmo2_rules,
     ),
     Family(
         name="phi3",

@@ -8,6 +8,8 @@ from dataclasses import replace
 from checkpoint.hf.rules import Rule, copied
 from outlast.model import ModelSpec
 
+_NORMS_BEFORE = (".attention_norm.weight", ".mlp_norm.weight")
+
 
 def llama_rules(model: ModelSpec) -> Iterator[Rule]:
     """Llama, and what has its names: projections apart, a gate beside the MLP's input."""
@@ -35,10 +37,11 @@ def _attention(model: ModelSpec, ours: str, theirs: str) -> Iterator[Rule]:
             joined="groups",
             groups=model.num_kv_heads,
         )
-    if model.qk_norm == "head":
+    if model.qk_norm != "none":
         width = model.width_of_head
-        yield copied(f"{ours}.head_norm.query", f"{theirs}.q_norm.weight", width)
-        yield copied(f"{ours}.head_norm.key", f"{theirs}.k_norm.weight", width)
+        heads = (model.heads, model.num_kv_heads) if model.qk_norm == "all" else (1, 1)
+        yield copied(f"{ours}.head_norm.query", f"{theirs}.q_norm.weight", heads[0] * width)
+        yield copied(f"{ours}.head_norm.key", f"{theirs}.k_norm.weight", heads[1] * width)
     for part in ("weight", "bias") if model.attention_bias else ("weight",):
         yield copied(f"{ours}.out.{part}", f"{theirs}.o_proj.{part}", model.hidden)
 
@@ -67,6 +70,16 @@ def gemma2_rules(model: ModelSpec) -> Iterator[Rule]:
             yield replace(rule, theirs=(before,))
         else:
             yield rule
+    yield from _norms_behind(model)
+
+
+def olmo2_rules(model: ModelSpec) -> Iterator[Rule]:
+    """OLMo 2: Llama with norms behind each branch instead of before it."""
+    yield from (rule for rule in llama_rules(model) if not rule.ours.endswith(_NORMS_BEFORE))
+    yield from _norms_behind(model)
+
+
+def _norms_behind(model: ModelSpec) -> Iterator[Rule]:
     for layer in range(model.layers):
         ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
         yield from norm(model, f"{ours}.attention.out.norm", f"{theirs}.post_attention_layernorm")

@@ -39,7 +39,9 @@ def _check_kv_heads(spec: JobSpec) -> list[FieldProblem]:
             replace(each, message=f"{each.message} or multiples of {kv_heads}") for each in found
         ]
     # Ranks that share a head hold equal parts of its key and value.
-    rows, sharing = 2 * spec.model.width_of_head, tp // kv_heads
+    width, sharing = spec.model.width_of_head, tp // kv_heads
+    # Norms of all heads together have a weight for each row of a key.
+    rows, of_what = (width, "key") if spec.model.qk_norm == "all" else (2 * width, "key and value")
     if rows % sharing == 0:
         return []
     allowed = ", ".join(str(kv_heads * each) for each in closest(divisors(rows), sharing))
@@ -47,7 +49,7 @@ def _check_kv_heads(spec: JobSpec) -> list[FieldProblem]:
         FieldProblem(
             field="parallel.tp",
             message=f"is {tp}; {sharing} ranks for each of model.kv_heads = {kv_heads} do not "
-            f"divide the {rows} rows of its key and value; allowed: {allowed}",
+            f"divide the {rows} rows of its {of_what}; allowed: {allowed}",
         )
     ]
 

@@ -170,6 +170,8 @@ def _check_options(spec: JobSpec) -> list[FieldProblem]:
     if model.norm == "rmsnorm" and "norm_bias" in changed(model):
         needed = "model.norm = layernorm"
         problems.append(only_with("model.norm_bias", "false", needed, "rmsnorm, which has none"))
+    if model.qk_norm == "all" and model.norm == "layernorm":
+        problems.append(only_with("model.qk_norm", "all", "model.norm = rmsnorm", "layernorm"))
     if model.norm_weight == "none" and "norm_bias" in changed(model):
         needed = "a weight of norms (model.norm_weight)"
         problems.append(only_with("model.norm_bias", "false", needed, "without one"))

@@ -59,7 +59,7 @@ def _model_facts(model: ModelSpec) -> ModelFacts:
         rms_norm=model.norm == "rmsnorm",
         qkv_bias=model.has_qkv_bias,
         attention_bias=model.attention_bias,
-        qk_norm=model.qk_norm == "head",
+        qk_norm=model.qk_norm,
         mlp_bias=model.mlp_bias,
         head_bias=model.head_bias,
         dropout=model.dropout > 0,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from outlast.flops import ModelShape
 from outlast.layout import Layout
@@ -35,7 +36,8 @@ class ModelFacts:
     qkv_bias: bool = True
     attention_bias: bool = True
     """Of attention's output; `qkv_bias` of its inputs."""
-    qk_norm: bool = False
+    qk_norm: Literal["none", "head", "all"] = "none"
+    """Of each head, with the same weights on all tensor ranks, or of all heads together."""
     mlp_bias: bool = True
     head_bias: bool = False
     dropout: bool = False
@@ -236,6 +238,8 @@ def _block_parameters(model: ModelFacts, layer: int, tp: int) -> int:
     sharded = shape.attention_weights
     if model.qkv_bias:
         sharded += shape.qkv_width
+    if model.qk_norm == "all":
+        sharded += shape.query_width + shape.kv_width
     if experts is None:
         sharded += shape.hidden * shape.mlp_matrices * shape.mlp_hidden
         sharded += shape.mlp_in_width if model.mlp_bias else 0
@@ -269,7 +273,7 @@ def _replicated_parameters(model: ModelFacts, layer: int) -> int:
 
 def _head_norm_parameters(model: ModelFacts) -> int:
     """A weight for all heads of queries, and one for those of keys."""
-    return 2 * model.shape.query_width // model.shape.heads if model.qk_norm else 0
+    return 2 * model.shape.query_width // model.shape.heads if model.qk_norm == "head" else 0
 
 
 def _input_parameters(model: ModelFacts, tp: int) -> int:

@@ -115,6 +115,7 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "olmo": ("OlmoForCausalLM", "OlmoConfig", _SHAPE),
+    "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", {**_SHAPE, "attention_bias": True}),
     "phi3": ("Phi3ForCausalLM", "Phi3Config", {**_SHAPE, "sliding_window": WINDOW}),
     "starcoder2": (
         "Starcoder2ForCausalLM",

@@ -118,6 +118,10 @@ MEASURED: dict[str, dict[str, Any]] = {
         "model": {"block": "parallel", "kv_heads": 1, "positions": "rope"},
     },
     "qwen3": {"parallel": WIDE, "model": {**LLAMA, "qk_norm": "head", "head_width": 32}},
+    "olmo2": {
+        "parallel": {"tp": 2, **WIDE},
+        "model": {**LLAMA, "qk_norm": "all", "norm_place": "after"},
+    },
     "gemma": {
         "parallel": {"tp": 2, **WIDE},
         "model": {

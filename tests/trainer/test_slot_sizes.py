@@ -24,6 +24,7 @@ from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec
 from tests.trainer.slots import staged_tensors
 
+_QK_NORMS = {"layernorm": ("none", "head"), "rmsnorm": ("none", "head", "all")}
 _NORM_PLACES = ("before", "after", "both")
 
 
@@ -48,7 +49,7 @@ def jobs(draw: st.DrawFn) -> JobSpec:
         "positions": draw(st.sampled_from(("learned", "rope"))),
         "activation": draw(st.sampled_from(("gelu", "geglu"))),
         "head_width": draw(st.sampled_from((None, 2, 8))),
-        "qk_norm": draw(st.sampled_from(("none", "head"))),
+        "qk_norm": draw(st.sampled_from(_QK_NORMS[norm])),
         "qkv_bias": draw(st.sampled_from((None, True, False))),
         "vocab_multiple": draw(st.sampled_from((1, 64))),
         "attention_bias": biased or draw(st.booleans()),

@@ -57,6 +57,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2_for_one_kv_head": case(
         {"kv_heads": 1, "block": "parallel"}, tp=2, sequence_parallel=False, recompute="full"
     ),
+    "tp2_sp_olmo2": case({**LLAMA, "qk_norm": "all"}, tp=2, recompute="selective"),
+    "tp2_olmo2_for_one_kv_head": case(
+        {**LLAMA, "qk_norm": "all", "kv_heads": 1}, tp=2, sequence_parallel=False
+    ),
     "tp2_sp_experts": case(EXPERTS, tp=2),
     "tp2_experts": case(EXPERTS, tp=2, sequence_parallel=False, recompute="full"),
     "tp2_pp2_sp_experts": case(EXPERTS, tp=2, pp=2, recompute="full"),

@@ -106,6 +106,11 @@ WRONG = {
         "model.norm_place",
         "applies only with model.block = serial, not parallel",
     ),
+    "a norm of all heads together that centres": (
+        {"qk_norm": "all"},
+        "model.qk_norm",
+        "applies only with model.norm = rmsnorm, not layernorm",
+    ),
     "no layer that rotates": (
         {**ROPE, "rope_pattern": ["none"]},
         "model.rope_pattern",

@@ -192,7 +192,7 @@ def _attention_values(facts: PlanInput, layer: int) -> int:
         block = max(_MIN_WINDOW_BLOCK, window // 4)
         reach = min(shape.seq_len, window - 1 + block)
         per_token += shape.query_width + 2 * kv_width * reach // min(block, shape.seq_len)
-    if model.qk_norm:
+    if model.qk_norm != "none":
         # Queries and keys after their norm; as of other norms, the scaled input too.
         per_token += 2 * (shape.query_width + kv_width)
     if model.attention_softcap and not model.attention_dropout:

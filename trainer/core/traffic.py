@@ -95,7 +95,17 @@ def layer_bytes(facts: PlanInput, stage: int) -> float:
     kinds = layer_kinds(facts, facts.parts(stage))
     passes = sum(count * sum(layer_passes(facts, layer)) for layer, count in kinds.items())
     routing = sum(count * _routing_bytes(facts, layer) for layer, count in kinds.items())
-    return passes * _stream_bytes(facts) + routing + _shared_head_bytes(facts, kinds)
+    norms = _qk_norm_bytes(facts, kinds)
+    return passes * _stream_bytes(facts) + routing + norms + _shared_head_bytes(facts, kinds)
+
+
+def _qk_norm_bytes(facts: PlanInput, kinds: Mapping[int, int]) -> float:
+    """Sums of squares of all queries and of all keys of a token, and their gradients."""
+    if facts.model.qk_norm != "all":
+        return 0.0
+    tp, exact = facts.layout.tp, max(_LOSS_BYTES, facts.sizes.weight)
+    uses = sum(count * (2 + (facts.recompute[layer] != "none")) for layer, count in kinds.items())
+    return uses * 2 * facts.tokens * exact * 2 * (tp - 1) / tp
 
 
 def _routing_bytes(facts: PlanInput, layer: int) -> float:
@@ -120,6 +130,7 @@ def _shared_head_bytes(facts: PlanInput, kinds: Mapping[int, int]) -> float:
         return 0.0
     shape, tp = facts.model.shape, facts.layout.tp
     rows = 2 * shape.kv_width * (shape.hidden + facts.model.qkv_bias)
+    rows += shape.kv_width * (facts.model.qk_norm == "all")
     uses = sum(count * (2 + (facts.recompute[layer] == "full")) for layer, count in kinds.items())
     return uses * rows * facts.sizes.weight * (tp - 1) / tp
 

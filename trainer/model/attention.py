@@ -20,8 +20,8 @@ from trainer.model.by_group import ranks_of_group
 from trainer.model.config import GptConfig
 from trainer.model.documents import Documents
 from trainer.model.dropout import DropoutKey, keep_mask
-from trainer.model.fused import causal_softmax, layer_norm, masked_softmax, rms_norm
-from trainer.model.layers import HeadNorm
+from trainer.model.fused import causal_softmax, masked_softmax
+from trainer.model.qk_norm import QkNorm, normed
 from trainer.model.recompute import recompute
 from trainer.model.rope import rotate
 from trainer.model.window import flex_attention, masked_flex_attention, windowed_attention
@@ -41,7 +41,7 @@ class AttentionCore:
         rows_SBGR: Tensor,
         key: DropoutKey | None,
         documents: Documents | None,
-        norm: HeadNorm | None,
+        norm: QkNorm | None,
     ) -> Tensor:
         """Each group's query, key and value rows to its query heads' outputs."""
         factors = () if norm is None else norm.factors()
@@ -63,7 +63,7 @@ class AttentionCore:
         q, k_SBGC, v_SBGC = torch.split(rows_SBGR, [queries, width, width], dim=-1)
         q_SBHC = torch.unflatten(q, -1, (-1, width)).flatten(2, 3)
         if factors:
-            q_SBHC, k_SBGC = map(self._normed, (q_SBHC, k_SBGC), factors)
+            q_SBHC, k_SBGC = normed(q_SBHC, k_SBGC, factors, config, self.tp)
         rope = config.rope_of(self.layer)
         if rope is not None:
             places_SB = None if documents is None else documents.positions_SB
@@ -71,11 +71,6 @@ class AttentionCore:
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (q_SBHC, k_SBGC, v_SBGC))
         mixed_BHSC = self._attend(q, k, v, key, documents)
         return mixed_BHSC.permute(2, 0, 1, 3).reshape(*rows_SBGR.shape[:3], -1)
-
-    def _normed(self, x: Tensor, factor: Tensor) -> Tensor:
-        if self.config.norm == "rmsnorm":
-            return rms_norm(x, factor, self.config.norm_eps)
-        return layer_norm(x, factor, None, self.config.norm_eps)
 
     def _attend(
         self,

@@ -31,8 +31,9 @@ from trainer.model.by_group import (
 from trainer.model.config import GptConfig
 from trainer.model.documents import Documents
 from trainer.model.dropout import DropoutKey
-from trainer.model.layers import HeadNorm, Layer, MlpInput, MlpUp, Norm, QkvLinear, RowLinear
+from trainer.model.layers import Layer, MlpInput, MlpUp, Norm, QkvLinear, RowLinear
 from trainer.model.moe import MoeMlp
+from trainer.model.qk_norm import QkNorm
 from trainer.model.recompute import recompute_all
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.tensor import column_linear
@@ -95,7 +96,7 @@ class Attention(Layer):
     def __init__(self, config: GptConfig, mesh: Mesh, layer: int) -> None:
         super().__init__(config, mesh)
         self.qkv = QkvLinear(config, mesh)
-        self.head_norm = HeadNorm(config, mesh) if config.qk_norm else None
+        self.head_norm = None if config.qk_norm == "none" else QkNorm(config, mesh)
         self.out = RowLinear(
             config,
             mesh,
@@ -147,7 +148,7 @@ class ParallelBlock(Block):
         super().__init__(config, mesh, layer)
         two = config.block_norms == 2
         self.input = TwoNormInput(config, mesh) if two else FusedInput(config, mesh)
-        self.head_norm = HeadNorm(config, mesh) if config.qk_norm else None
+        self.head_norm = None if config.qk_norm == "none" else QkNorm(config, mesh)
         self.output = RowLinear(
             config,
             mesh,

@@ -92,7 +92,7 @@ class GptConfig:
     norm_bias: bool = True
     norm_place: Literal["before", "after", "both"] = "before"
     norm_weight: Literal["plain", "one_plus", "none"] = "plain"
-    qk_norm: bool = False
+    qk_norm: Literal["none", "head", "all"] = "none"
     activation: Gate | Plain = "gelu_tanh"
     moe: MoeConfig | None = None
     learned_positions: bool = True

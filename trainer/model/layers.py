@@ -27,7 +27,7 @@ from trainer.model.fused import (
 )
 from trainer.model.parameters import ParallelModule
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.tensor import TensorParallel, column_linear, row_linear, summed_grad
+from trainer.parallel.tensor import TensorParallel, column_linear, row_linear
 
 
 def tensor_parallel(config: GptConfig, mesh: Mesh) -> TensorParallel:
@@ -69,37 +69,19 @@ class Norm(Layer):
         return layer_norm(x_SBD, weight, self.bias, self.config.norm_eps)
 
 
-def declare_norm_weight(layer: Layer, name: str, width: int) -> nn.Parameter:
+def declare_norm_weight(
+    layer: Layer, name: str, width: int, *, shard_dim: int | None = None
+) -> nn.Parameter:
     """A weight of a norm, which multiplies with one at first."""
     init: Literal["zeros", "ones"] = "ones"
     if layer.config.norm_weight == "one_plus":
         init = "zeros"
-    return layer.declare(name, (width,), init=init)
+    return layer.declare(name, (width,), init=init, shard_dim=shard_dim)
 
 
 def norm_factor(config: GptConfig, weight: Tensor) -> Tensor:
     """What a norm with this weight multiplies with."""
     return 1.0 + weight if config.norm_weight == "one_plus" else weight
-
-
-class HeadNorm(Layer):
-    """The norm of each head's query and key: one weight for all of a kind, on all tensor ranks."""
-
-    def __init__(self, config: GptConfig, mesh: Mesh) -> None:
-        super().__init__(config, mesh)
-        self.query, self.key = (
-            declare_norm_weight(self, name, config.head_width) for name in ("query", "key")
-        )
-
-    def factors(self) -> tuple[Tensor, Tensor]:
-        """What queries and keys are multiplied with, on this rank's heads."""
-        query, key = (
-            # Each rank has some of the heads. With sequence parallelism the gradients of all
-            # that is replicated are summed once a step; without it this has to be done here.
-            weight if self.tp.sequence_parallel else summed_grad(weight, self.tp.comm)
-            for weight in (self.query, self.key)
-        )
-        return norm_factor(self.config, query), norm_factor(self.config, key)
 
 
 class QkvLinear(Layer):

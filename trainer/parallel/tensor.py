@@ -35,6 +35,7 @@ __all__ = [
     "TensorParallel",
     "column_linear",
     "group_rows",
+    "group_total",
     "own_sequence",
     "row_linear",
     "summed_grad",
@@ -89,6 +90,12 @@ def own_sequence(x_SBD: Tensor, tp: TensorParallel) -> Tensor:
 def total(value: Tensor, comm: Comm) -> Tensor:
     """The sum over the group of what each rank has a part of; a part has the sum's gradient."""
     out: Tensor = _apply(_Total, value, comm)
+    return out
+
+
+def group_total(value: Tensor, comm: Comm) -> Tensor:
+    """The same sum, where each rank goes on with it by itself: a part has all their gradients."""
+    out: Tensor = _apply(_GroupTotal, value, comm)
     return out
 
 
@@ -165,6 +172,17 @@ class _Total(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return grad, None
+
+
+class _GroupTotal(Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, comm: Comm) -> Tensor:
+        ctx.comm = comm
+        return comm.all_reduce(value.clone())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.comm.all_reduce(grad.clone(memory_format=torch.contiguous_format)), None
 
 
 class _SummedGrad(Function):

@@ -49,7 +49,7 @@ def gpt_config(spec: JobSpec) -> GptConfig:
         norm_bias=model.norm_bias,
         norm_place=model.norm_place,
         norm_weight=model.norm_weight,
-        qk_norm=model.qk_norm == "head",
+        qk_norm=model.qk_norm,
         activation=model.activation,
         moe=_moe(model),
         learned_positions=model.positions == "learned",
