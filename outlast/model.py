@@ -126,6 +126,12 @@ class ModelSpec(Section):
         "learned", description="How a token knows its place."
     )
     rope_theta: float = Field(10_000.0, gt=0, description="Base of the rotary frequencies.")
+    rope_local_theta: float | None = Field(
+        None,
+        gt=0,
+        description="Base in local layers (model.window), which have no scaling then; rope_theta, "
+        "with its scaling, unless given (Gemma 3, OLMo 3).",
+    )
     rope_fraction: float = Field(
         1.0, gt=0, le=1, description="Share of a head's width that is rotated."
     )

@@ -17,7 +17,7 @@ LACKING: Mapping[str, str] = {
     "bert": "attention in both directions",
     "bloom": "ALiBi",
     "deepseek_v3": "latent attention",
-    "gemma3_text": "rotary positions with another base in local layers",
+    "gemma3": "an encoder of images",
     "gpt_oss": "attention sinks",
     "llama4_text": "attention in chunks",
     "mpt": "ALiBi",

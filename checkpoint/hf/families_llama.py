@@ -14,6 +14,7 @@ from checkpoint.hf.family import (
     UNBIASED,
     Dropouts,
     Family,
+    LocalRope,
     gate,
     plain,
     tied,
@@ -34,6 +35,19 @@ from checkpoint.hf.tensors import (
 from outlast.model import ModelSpec
 
 _LLAMA = (*SHAPE, RMS_EPS, HEAD_DIM, ATTENTION_BIAS, tied(False), gate())
+_GEMMA2 = (
+    *(*SHAPE, RMS_EPS, ATTENTION_BIAS, tied(True)),
+    gate("gelu_pytorch_tanh", "hidden_activation"),
+    Option(theirs="head_dim", ours="head_width", missing=256),
+    Option(
+        theirs="query_pre_attn_scalar",
+        ours="attention_scale",
+        missing=256,
+        read=lambda scalar: scalar**-0.5,
+        write=lambda scale: round(scale**-2),
+    ),
+)
+_GEMMA2_FIXED = {**RMS, "mlp_bias": False, "norm_weight": "one_plus", "norm_place": "both"}
 _QWEN = (*SHAPE, RMS_EPS, tied(False), gate())
 _QKV_BIAS = Option(theirs="attention_bias", ours="qkv_bias", missing=False)
 _LOGIT_SCALE = Option(theirs="logit_scale", ours="logit_scale", missing=0.0625)
@@ -59,6 +73,10 @@ _PARALLEL_RESIDUAL = Option(
     read=options.BLOCKS.__getitem__,
     write=lambda block: block == "parallel",
 )
+
+
+def _gemma_scale(fields: Fields) -> Fields:
+    return {"embedding_scale": fields["hidden"] ** 0.5}
 
 
 def _inverse(value: float) -> float:
@@ -145,29 +163,35 @@ LLAMA_FAMILIES = (
         ),
         fixed={**RMS, "mlp_bias": False, "norm_weight": "one_plus"},
         rules=llama_rules,
-        derived=lambda fields: {"embedding_scale": fields["hidden"] ** 0.5},
+        derived=_gemma_scale,
     ),
     Family(
         name="gemma2",
         architecture="Gemma2ForCausalLM",
         options=(
-            *(*SHAPE, RMS_EPS, ATTENTION_BIAS, tied(True)),
-            gate("gelu_pytorch_tanh", "hidden_activation"),
-            Option(theirs="head_dim", ours="head_width", missing=256),
-            Option(
-                theirs="query_pre_attn_scalar",
-                ours="attention_scale",
-                missing=256,
-                read=lambda scalar: scalar**-0.5,
-                write=lambda scale: round(scale**-2),
-            ),
+            *_GEMMA2,
             Option(theirs="attn_logit_softcapping", ours="attention_softcap", missing=50.0),
             Option(theirs="final_logit_softcapping", ours="logit_softcap", missing=30.0),
         ),
-        fixed={**RMS, "mlp_bias": False, "norm_weight": "one_plus", "norm_place": "both"},
+        fixed=_GEMMA2_FIXED,
         rules=gemma2_rules,
         windows="by_layer",
-        derived=lambda fields: {"embedding_scale": fields["hidden"] ** 0.5},
+        derived=_gemma_scale,
+    ),
+    Family(
+        name="gemma3_text",
+        architecture="Gemma3ForCausalLM",
+        # `transformers` takes no notice of attn_logit_softcapping: it is refused.
+        options=(
+            *_GEMMA2,
+            Option(theirs="final_logit_softcapping", ours="logit_softcap", missing=None),
+        ),
+        fixed={**_GEMMA2_FIXED, "qk_norm": "head"},
+        rules=gemma2_rules,
+        rope_theta=1_000_000.0,
+        local_rope=LocalRope(missing=10_000.0, older="rope_local_base_freq"),
+        windows="by_layer",
+        derived=_gemma_scale,
     ),
     Family(
         name="smollm3",
@@ -212,6 +236,16 @@ LLAMA_FAMILIES = (
         options=(*SHAPE, _OLMO_EPS, ATTENTION_BIAS, tied(False), gate()),
         fixed=_OLMO2,
         rules=olmo2_rules,
+    ),
+    Family(
+        name="olmo3",
+        architecture="Olmo3ForCausalLM",
+        options=(*SHAPE, _OLMO_EPS, ATTENTION_BIAS, tied(False), gate()),
+        fixed=_OLMO2,
+        rules=olmo2_rules,
+        rope_theta=500_000.0,
+        local_rope=LocalRope(missing=500_000.0),
+        windows="by_layer",
     ),
     Family(
         name="phi3",

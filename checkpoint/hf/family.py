@@ -22,6 +22,16 @@ class Dropouts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRope:
+    """That layers with a window turn by a base of their own."""
+
+    missing: float
+    """What it is where a config does not say it."""
+    older: str | None = None
+    """An option that older configs say it with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One `model_type` of `transformers`."""
 
@@ -39,6 +49,7 @@ class Family:
     rope_theta: float = 10_000.0
     rope_fraction: float = 1.0
     """Both where a config does not say them."""
+    local_rope: LocalRope | None = None
     windows: Literal["none", "all", "by_layer"] = "none"
     mixed: tuple[Mixed, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)

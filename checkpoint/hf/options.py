@@ -145,6 +145,32 @@ def read_rope(config: Config, *, theta: float, fraction: float) -> Fields:
     return fields
 
 
+def read_ropes(config: Config, *, theta: float, local_theta: float) -> Fields:
+    """The same where layers with a window have parameters of their own."""
+    given = config.get("rope_parameters") or {}
+    unknown = [name for name in given if name not in _KINDS]
+    if unknown:
+        raise refused(f"rope_parameters.{unknown[0]}", given[unknown[0]], "it is of no layer")
+    of_all, of_local = (dict(given.get(name) or {}) for name in ("full_attention", _LOCAL))
+    of_all |= config.get("rope_scaling") or {}
+    fields = read_rope({**config, "rope_parameters": of_all}, theta=theta, fraction=1.0)
+    of_local["rope_theta"] = of_local.get("rope_theta") or local_theta
+    local = read_rope(
+        {"rope_parameters": of_local, "max_position_embeddings": fields["seq_len"]},
+        theta=local_theta,
+        fraction=1.0,
+    )
+    if local == fields:
+        return fields
+    if "rope_scaling" in local:
+        kind = local["rope_scaling"]["kind"]
+        why = "allowed: default, or all that full_attention has"
+        raise refused(f"rope_parameters.{_LOCAL}.rope_type", kind, why)
+    if local["rope_fraction"] != fields["rope_fraction"]:
+        raise refused("partial_rotary_factor", local["rope_fraction"], "allowed: one for all")
+    return {**fields, "rope_local_theta": local["rope_theta"]}
+
+
 def _first(config: Config, *names: str) -> Any:
     """The first of some options that is given."""
     return next((config[name] for name in names if config.get(name)), None)
@@ -179,15 +205,28 @@ def write_rope(model: ModelSpec) -> Fields:
     return {"rope_parameters": parameters, "max_position_embeddings": longest}
 
 
+def write_ropes(model: ModelSpec) -> Fields:
+    """The same where layers with a window have parameters of their own."""
+    written = write_rope(model)
+    of_all = written["rope_parameters"]
+    of_local = of_all
+    if model.rope_local_theta is not None:
+        of_local = {"rope_theta": model.rope_local_theta, "rope_type": "default"}
+        if model.rope_fraction != 1.0:
+            of_local["partial_rotary_factor"] = model.rope_fraction
+    return {**written, "rope_parameters": {"full_attention": of_all, _LOCAL: of_local}}
+
+
 # ---- windows
 
 WINDOW_OPTIONS = frozenset(
     {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
-    | {"sliding_window_pattern"}
+    | {"sliding_window_pattern", "_sliding_window_pattern"}
 )
 # Of which layers one sees everything, where the config has no `layer_types`.
-_WINDOW_PATTERNS = {"gemma2": 2, "cohere2": 4}
-_KINDS = {"sliding_attention": "local", "full_attention": "global"}
+_WINDOW_PATTERNS = {"gemma2": 2, "cohere2": 4, "gemma3_text": 6, "olmo3": 4}
+_LOCAL = "sliding_attention"
+_KINDS = {_LOCAL: "local", "full_attention": "global"}
 
 
 def read_window(config: Config) -> Fields:

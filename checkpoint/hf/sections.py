@@ -61,14 +61,26 @@ def section_of(config: Config) -> Fields:
     read = {option.theirs for option in family.options}
     read |= {name for mixed in family.mixed for name in mixed.theirs}
     if family.rotary:
-        fields |= options.read_rope(config, theta=family.rope_theta, fraction=family.rope_fraction)
+        fields |= _rope_of(config, family)
         read |= options.ROPE_OPTIONS
+        if family.local_rope is not None and family.local_rope.older is not None:
+            read.add(family.local_rope.older)
     if family.windows != "none":
         fields |= options.read_window(config)
         read |= options.WINDOW_OPTIONS
+        if "window" not in fields:
+            fields.pop("rope_local_theta", None)
     fields |= family.derived(fields)
     options.check_all_read(config, read, family.name)
     return fields
+
+
+def _rope_of(config: Config, family: Family) -> Fields:
+    theta, fraction, local = family.rope_theta, family.rope_fraction, family.local_rope
+    if local is None:
+        return options.read_rope(config, theta=theta, fraction=fraction)
+    older = None if local.older is None else config.get(local.older)
+    return options.read_ropes(config, theta=theta, local_theta=older or local.missing)
 
 
 def config_of(model: ModelSpec, family: Family) -> Fields:
@@ -86,7 +98,8 @@ def config_of(model: ModelSpec, family: Family) -> Fields:
     if family.dropouts is not None:
         config[family.dropouts.of_embeddings] = config[family.dropouts.of_stream]
     if family.rotary:
-        config |= options.write_rope(model)
+        by_layer = family.local_rope is not None
+        config |= options.write_ropes(model) if by_layer else options.write_rope(model)
     if family.windows != "none":
         config |= options.write_window(model, by_layer=family.windows == "by_layer")
     other = compared(ModelSpec.model_validate(section_of(config)))
@@ -119,6 +132,8 @@ def _value(model: ModelSpec, name: str) -> Any:
     """A field, or what it is if it is not given."""
     if name == "attention_scale" and model.attention_scale is None:
         return model.width_of_head**-0.5
+    if name == "rope_local_theta" and model.rope_scaling.kind == "none":
+        return model.rope_local_theta or model.rope_theta
     if name == "moe":
         return _experts(model)
     return getattr(model, _DERIVED.get(name, name))

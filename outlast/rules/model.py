@@ -175,6 +175,9 @@ def _check_options(spec: JobSpec) -> list[FieldProblem]:
     if model.norm_weight == "none" and "norm_bias" in changed(model):
         needed = "a weight of norms (model.norm_weight)"
         problems.append(only_with("model.norm_bias", "false", needed, "without one"))
+    if model.positions == "rope" and model.rope_local_theta is not None and model.window is None:
+        given = model.rope_local_theta
+        problems.append(only_with("model.rope_local_theta", given, "model.window", "without one"))
     if model.positions == "rope" and "rope" not in model.rope_pattern:
         problems.append(
             FieldProblem(

@@ -62,6 +62,7 @@ LLAMA_3_1 = {
 def family_name(config_class: str) -> str:
     name = config_class.removesuffix("Config").lower()
     return {
+        "gemma3text": "gemma3_text",
         "gptneox": "gpt_neox",
         "gptbigcode": "gpt_bigcode",
         "qwen2moe": "qwen2_moe",
@@ -123,6 +124,21 @@ def test_what_a_config_leaves_out_is_what_it_is_in_transformers(
     assert section_of({**LLAMA, "model_type": model_type})[field] == value
 
 
+def test_an_older_config_says_both_bases_of_gemma_3() -> None:
+    """As the published config of Gemma 3 4B does."""
+    older = {
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "sliding_window": 64,
+        "sliding_window_pattern": 6,
+    }
+    section = section_of({**LLAMA, "model_type": "gemma3_text", "num_hidden_layers": 8, **older})
+    assert (section["rope_theta"], section["rope_local_theta"]) == (1e6, 1e4)
+    assert section["rope_scaling"] == {"kind": "linear", "factor": 8.0}
+    assert section["window_pattern"] == ["local"] * 5 + ["global"]
+
+
 @pytest.mark.parametrize("model_type", ["mamba", None, 3])
 def test_an_unknown_architecture_is_refused_with_the_known_ones(model_type: object) -> None:
     with pytest.raises(UnsupportedModelError, match=r"known are: llama, .*gpt2"):
@@ -160,6 +176,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "use_qk_norm": {"model_type": "cohere", "use_qk_norm": True},
     "head_dim": {"model_type": "cohere2", "head_dim": 32},
     "rotary_dim": {"model_type": "gptj", "n_embd": 64, "n_head": 4, "rotary_dim": 32},
+    "attn_logit_softcapping": {"model_type": "gemma3_text", "attn_logit_softcapping": 50.0},
+    "use_bidirectional_attention ": {
+        "model_type": "gemma3_text",
+        "use_bidirectional_attention": True,
+    },
+    "rope_parameters.sliding_attention.rope_type": {
+        "model_type": "gemma3_text",
+        "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}},
+    },
+    "rope_parameters.rope_type": {
+        "model_type": "olmo3",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
     "quantization_config": {"quantization_config": {"bits": 4}},
 }
 

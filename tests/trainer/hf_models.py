@@ -33,6 +33,13 @@ def _rope(kind: str, **others: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_theta": 10_000.0, "rope_type": kind, **others}}
 
 
+def _ropes(kind: str, *, local_theta: float = 10_000.0, **others: Any) -> dict[str, Any]:
+    """Of layers that see everything, and of those with a window."""
+    local = {"rope_theta": local_theta, "rope_type": "default"}
+    whole = _rope(kind, **others)["rope_parameters"]
+    return {"rope_parameters": {"full_attention": whole, "sliding_attention": local}}
+
+
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _EARLIER = {"original_max_position_embeddings": 32}
 
@@ -98,6 +105,20 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    # The second layer sees everything, with scaled positions; the others turn by another base.
+    "gemma3-of-rules": (
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        {
+            **_SHAPE,
+            **_WIDE_HEADS,
+            **_ropes("linear", local_theta=200.0, factor=8.0),
+            "sliding_window": WINDOW,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 24,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
     "smollm3": (
         "SmolLM3ForCausalLM",
         "SmolLM3Config",
@@ -116,6 +137,11 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "olmo": ("OlmoForCausalLM", "OlmoConfig", _SHAPE),
     "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", {**_SHAPE, "attention_bias": True}),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        "Olmo3Config",
+        {**_SHAPE, **_ropes("yarn", factor=2.5, **_EARLIER), "sliding_window": WINDOW},
+    ),
     "phi3": ("Phi3ForCausalLM", "Phi3Config", {**_SHAPE, "sliding_window": WINDOW}),
     "starcoder2": (
         "Starcoder2ForCausalLM",

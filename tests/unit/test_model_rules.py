@@ -106,6 +106,11 @@ WRONG = {
         "model.norm_place",
         "applies only with model.block = serial, not parallel",
     ),
+    "a base of local layers without any": (
+        {**ROPE, "rope_local_theta": 1e4},
+        "model.rope_local_theta",
+        "applies only with model.window, not without one",
+    ),
     "a norm of all heads together that centres": (
         {"qk_norm": "all"},
         "model.qk_norm",

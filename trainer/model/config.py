@@ -68,7 +68,8 @@ class GptConfig:
 
     `kv_heads` None means as many as `heads`, `head_dim` None hidden / heads, `vocab_rows` None
     as many as there are tokens, `qkv_bias` None as `attention_bias`. `window_pattern` says of
-    each layer whether the window holds there, repeated over the depth.
+    each layer whether the window holds there, repeated over the depth; `local_rope` is for those
+    layers, None as `rope`.
     """
 
     layers: int
@@ -97,6 +98,7 @@ class GptConfig:
     moe: MoeConfig | None = None
     learned_positions: bool = True
     rope: RopeConfig | None = None
+    local_rope: RopeConfig | None = None
     rope_pattern: tuple[Literal["rope", "none"], ...] = ("rope",)
     window: int | None = None
     window_pattern: tuple[Literal["local", "global"], ...] = ("local",)
@@ -169,15 +171,21 @@ class GptConfig:
 
     def window_of(self, layer: int) -> int | None:
         """Tokens that `layer` attends to, the own one included; None: all before it."""
-        kind = self.window_pattern[layer % len(self.window_pattern)]
         # A window as long as the sequence hides nothing.
         wide = self.window is None or self.window >= self.seq_len
-        return None if wide or kind == "global" else self.window
+        return self.window if self.is_local(layer) and not wide else None
+
+    def is_local(self, layer: int) -> bool:
+        """Whether the model has a window at `layer`, however long."""
+        kind = self.window_pattern[layer % len(self.window_pattern)]
+        return self.window is not None and kind == "local"
 
     def rope_of(self, layer: int) -> RopeConfig | None:
         """How `layer` turns queries and keys; None: not at all."""
         kind = self.rope_pattern[layer % len(self.rope_pattern)]
-        return self.rope if kind == "rope" else None
+        if kind == "none":
+            return None
+        return self.local_rope if self.local_rope and self.is_local(layer) else self.rope
 
     def moe_of(self, layer: int) -> MoeConfig | None:
         """The experts of `layer`; None: it has an MLP."""

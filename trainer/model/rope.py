@@ -42,8 +42,8 @@ def rotated_width(head_width: int, config: RopeConfig) -> int:
     return round(head_width * config.fraction) // 2 * 2
 
 
-# Every layer of a rank uses the same one; evaluation may use another length.
-@functools.lru_cache(maxsize=4)
+# Layers of a rank use one, or two where local ones differ; evaluation may use another length.
+@functools.lru_cache(maxsize=8)
 def _tables(
     seq_len: int, width: int, config: RopeConfig, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from outlast.spec import JobSpec, ModelSpec
@@ -54,6 +56,7 @@ def gpt_config(spec: JobSpec) -> GptConfig:
         moe=_moe(model),
         learned_positions=model.positions == "learned",
         rope=_rope(model),
+        local_rope=_local_rope(model),
         rope_pattern=model.rope_pattern,
         window=model.window,
         window_pattern=model.window_pattern,
@@ -103,6 +106,11 @@ def _rope(model: ModelSpec) -> RopeConfig | None:
         pairs=model.rope_pairs,
         scaling=_rope_scaling(model),
     )
+
+
+def _local_rope(model: ModelSpec) -> RopeConfig | None:
+    rope, theta = _rope(model), model.rope_local_theta
+    return None if rope is None or theta is None else replace(rope, theta=theta, scaling=None)
 
 
 def _rope_scaling(model: ModelSpec) -> RopeScaling | None:
