@@ -133,6 +133,7 @@ LLAMA_FAMILIES = (
         fixed={**RMS, **UNBIASED},
         rules=llama_rules,
         windows="all",
+        window=4096,
     ),
     Family(
         name="qwen2",
@@ -141,6 +142,8 @@ LLAMA_FAMILIES = (
         fixed={**RMS, **UNBIASED, "qkv_bias": True},
         rules=llama_rules,
         windows="by_layer",
+        window=4096,
+        uses_window=False,
     ),
     Family(
         name="qwen3",
@@ -153,6 +156,8 @@ LLAMA_FAMILIES = (
         fixed={**RMS, "mlp_bias": False, "qk_norm": "head"},
         rules=llama_rules,
         windows="by_layer",
+        window=4096,
+        uses_window=False,
     ),
     Family(
         name="gemma",
@@ -176,6 +181,7 @@ LLAMA_FAMILIES = (
         fixed=_GEMMA2_FIXED,
         rules=gemma2_rules,
         windows="by_layer",
+        window=4096,
         derived=_gemma_scale,
     ),
     Family(
@@ -191,6 +197,7 @@ LLAMA_FAMILIES = (
         rope_theta=1_000_000.0,
         local_rope=LocalRope(missing=10_000.0, older="rope_local_base_freq"),
         windows="by_layer",
+        window=4096,
         derived=_gemma_scale,
     ),
     Family(
@@ -202,6 +209,7 @@ LLAMA_FAMILIES = (
         fixed=RMS,
         rules=llama_rules,
         windows="by_layer",
+        uses_window=False,
     ),
     Family(
         name="granite",
@@ -246,6 +254,7 @@ LLAMA_FAMILIES = (
         rope_theta=500_000.0,
         local_rope=LocalRope(missing=500_000.0),
         windows="by_layer",
+        window=4096,
     ),
     Family(
         name="phi3",
@@ -319,6 +328,7 @@ LLAMA_FAMILIES = (
         fixed=_COHERE_BLOCK,
         rules=cohere_rules,
         windows="by_layer",
+        window=4096,
         derived=_cohere2_pattern,
     ),
     Family(

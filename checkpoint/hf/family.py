@@ -51,6 +51,9 @@ class Family:
     """Both where a config does not say them."""
     local_rope: LocalRope | None = None
     windows: Literal["none", "all", "by_layer"] = "none"
+    window: int | None = None
+    uses_window: bool = True
+    """Both where a config does not say them: a window, and whether it is used."""
     mixed: tuple[Mixed, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Options with which it would be another model, and what they must be."""

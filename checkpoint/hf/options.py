@@ -229,10 +229,16 @@ _LOCAL = "sliding_attention"
 _KINDS = {_LOCAL: "local", "full_attention": "global"}
 
 
-def read_window(config: Config) -> Fields:
-    """The fields of windows; `layer_types` counts before the older options."""
-    window = config.get("sliding_window")
-    if window is None or config.get("use_sliding_window", True) is False:
+def read_window(config: Config, *, missing: int | None, used: bool) -> Fields:
+    """The fields of windows; `layer_types` counts before the older options.
+
+    `missing` is the window, and `used` whether there is one, where the config does not say it.
+    """
+    if missing is not None:
+        # One that is longer than all sequences hides nothing.
+        missing = min(missing, config["max_position_embeddings"])
+    window = config.get("sliding_window", missing)
+    if window is None or not config.get("use_sliding_window", used):
         return {}
     layers = config["num_hidden_layers"]
     types = config.get("layer_types")
@@ -264,7 +270,8 @@ def write_window(model: ModelSpec, *, by_layer: bool) -> Fields:
     if not by_layer:
         return {"sliding_window": model.window}
     if model.window is None:
-        return {"use_sliding_window": False}
+        # Without a list some families have windows all the same.
+        return {"use_sliding_window": False, "layer_types": ["full_attention"] * model.layers}
     names = {ours: theirs for theirs, ours in _KINDS.items()}
     pattern = model.window_pattern
     types = [names[pattern[layer % len(pattern)]] for layer in range(model.layers)]

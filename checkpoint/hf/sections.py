@@ -66,7 +66,7 @@ def section_of(config: Config) -> Fields:
         if family.local_rope is not None and family.local_rope.older is not None:
             read.add(family.local_rope.older)
     if family.windows != "none":
-        fields |= options.read_window(config)
+        fields |= options.read_window(config, missing=family.window, used=family.uses_window)
         read |= options.WINDOW_OPTIONS
         if "window" not in fields:
             fields.pop("rope_local_theta", None)

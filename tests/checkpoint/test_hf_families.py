@@ -116,6 +116,9 @@ def test_layers_without_positions_follow_an_interval_or_a_list(
         ("phi", "rope_fraction", 0.5),
         ("gpt_neox", "rope_fraction", 0.25),
         ("stablelm", "rope_fraction", 0.25),
+        # 4096, of sequences of 128.
+        ("mistral", "window", 128),
+        ("gemma2", "window", 128),
     ],
 )
 def test_what_a_config_leaves_out_is_what_it_is_in_transformers(
@@ -137,6 +140,12 @@ def test_an_older_config_says_both_bases_of_gemma_3() -> None:
     assert (section["rope_theta"], section["rope_local_theta"]) == (1e6, 1e4)
     assert section["rope_scaling"] == {"kind": "linear", "factor": 8.0}
     assert section["window_pattern"] == ["local"] * 5 + ["global"]
+
+
+def test_a_window_counts_where_it_is_used() -> None:
+    qwen = {**LLAMA, "model_type": "qwen3", "sliding_window": 64, "max_window_layers": 0}
+    assert "window" not in section_of(qwen)
+    assert section_of({**qwen, "use_sliding_window": True})["window"] == 64
 
 
 @pytest.mark.parametrize("model_type", ["mamba", None, 3])
@@ -162,6 +171,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "use_bidirectional_attention": {"model_type": "gemma", "use_bidirectional_attention": True},
     "layer_types": {
         "model_type": "qwen2",
+        "use_sliding_window": True,
         "sliding_window": 8,
         "layer_types": ["sliding_attention", "chunked_attention"],
     },
