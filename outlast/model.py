@@ -122,8 +122,11 @@ class ModelSpec(Section):
         "geglu_tanh have a gate beside the input, which silu, gelu or gelu_tanh is taken of.",
     )
     moe: MoeSpec = MoeSpec()
-    positions: Literal["learned", "rope", "none"] = Field(
-        "learned", description="How a token knows its place."
+    positions: Literal["learned", "rope", "alibi", "none"] = Field(
+        "learned",
+        description="How a token knows its place. alibi (arXiv 2108.12409): scores are lower the "
+        "further back a key is, by a slope of each head (BLOOM, MPT); on CPUs there is a number "
+        "for each head, query and key in memory.",
     )
     rope_theta: float = Field(10_000.0, gt=0, description="Base of the rotary frequencies.")
     rope_local_theta: float | None = Field(
@@ -163,6 +166,9 @@ class ModelSpec(Section):
     head_bias: bool = Field(False, description="A bias in an output projection of its own.")
     embedding_scale: float = Field(
         1.0, gt=0, description="Factor on the token embeddings (Gemma: the root of hidden)."
+    )
+    embedding_norm: bool = Field(
+        False, description="A norm of the embeddings, positions included (BLOOM)."
     )
     attention_scale: float | None = Field(
         None, gt=0, description="Factor on attention's scores; 1 / sqrt(head_width) unless given."

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from checkpoint.hf.families_alibi import ALIBI_FAMILIES
 from checkpoint.hf.families_gpt import GPT_FAMILIES
 from checkpoint.hf.families_llama import LLAMA_FAMILIES
 from checkpoint.hf.families_moe import MOE_FAMILIES
@@ -15,15 +16,14 @@ from checkpoint.hf.family import Family
 # Well-known architectures that are refused, and what of them we lack or have not mapped.
 LACKING: Mapping[str, str] = {
     "bert": "attention in both directions",
-    "bloom": "ALiBi",
     "deepseek_v3": "latent attention",
     "gemma3": "an encoder of images",
     "gpt_oss": "attention sinks",
     "llama4_text": "attention in chunks",
-    "mpt": "ALiBi",
     "qwen3_next": "linear attention",
     "t5": "an encoder",
 }
 FAMILIES: Mapping[str, Family] = {
-    family.name: family for family in (*LLAMA_FAMILIES, *GPT_FAMILIES, *MOE_FAMILIES)
+    family.name: family
+    for family in (*LLAMA_FAMILIES, *GPT_FAMILIES, *ALIBI_FAMILIES, *MOE_FAMILIES)
 }

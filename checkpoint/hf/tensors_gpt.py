@@ -127,6 +127,39 @@ def _gptj_ends(model: ModelSpec) -> Iterator[Rule]:
     yield table(model, "head.bias", "lm_head.bias")
 
 
+def bloom_rules(model: ModelSpec) -> Iterator[Rule]:
+    """BLOOM: Falcon's serial block, and a norm of the embeddings."""
+    yield from norm(model, "embedding_norm", "transformer.word_embeddings_layernorm")
+    yield from falcon_rules(model)
+
+
+def mpt_rules(model: ModelSpec) -> Iterator[Rule]:
+    """MPT, which has one tensor for queries, keys and values, all of a kind together."""
+    hidden = model.hidden
+    yield table(model, "tokens.weight", "transformer.wte.weight")
+    yield from norm(model, "norm", "transformer.norm_f")
+    if not model.tied_embeddings:
+        yield table(model, "head.weight", "lm_head.weight")
+    for layer in range(model.layers):
+        ours, theirs = f"blocks.{layer}", f"transformer.blocks.{layer}"
+        yield from norm(model, f"{ours}.attention_norm", f"{theirs}.norm_1")
+        yield from norm(model, f"{ours}.mlp_norm", f"{theirs}.norm_2")
+        yield Rule(
+            ours=f"{ours}.attention.qkv.weight",
+            theirs=(f"{theirs}.attn.Wqkv.weight",),
+            rows=(3 * hidden,),
+            pieces=(hidden, hidden, hidden),
+            joined="groups",
+            groups=model.heads,
+        )
+        for name, other, rows in (
+            ("attention.out", "attn.out_proj", hidden),
+            ("mlp.up", "ffn.up_proj", model.mlp_hidden),
+            ("mlp.down", "ffn.down_proj", hidden),
+        ):
+            yield copied(f"{ours}.{name}.weight", f"{theirs}.{other}.weight", rows)
+
+
 def falcon_rules(model: ModelSpec) -> Iterator[Rule]:
     """Falcon, which has queries, keys and values in our order: group by group."""
     yield table(model, "tokens.weight", "transformer.word_embeddings.weight")

@@ -55,6 +55,8 @@ def _model_facts(model: ModelSpec) -> ModelFacts:
         block_biases=model.block_biases,
         norm_vectors=model.norm_vectors,
         learned_positions=model.positions == "learned",
+        alibi=model.positions == "alibi",
+        embedding_norm=model.embedding_norm,
         rotary=tuple(model.positions == "rope" and kind == "rope" for kind in model.rope_pattern),
         rms_norm=model.norm == "rmsnorm",
         qkv_bias=model.has_qkv_bias,

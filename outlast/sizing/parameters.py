@@ -30,6 +30,8 @@ class ModelFacts:
     norm_vectors: int = 2
     """Vectors of one norm: a weight, and maybe a bias."""
     learned_positions: bool = True
+    alibi: bool = False
+    embedding_norm: bool = False
     rotary: tuple[bool, ...] = (False,)
     """Whether a layer rotates, repeated over the depth."""
     rms_norm: bool = False
@@ -141,7 +143,9 @@ class Units:
     divided: tuple[int, ...]
     """Experts of each block that replicas divide among them; 0 where they are the block's."""
     input_ends: int
-    """Token and position tables of a first chunk."""
+    """Token and position tables of a first chunk, and the norm of embeddings."""
+    input_norm: int
+    """That norm alone."""
     output_ends: int
     """Last norm and projection of a last chunk."""
 
@@ -179,7 +183,7 @@ def stage_units(facts: PlanInput, stage: int) -> Units:
     model, tp, ep = facts.model, facts.layout.tp, facts.layout.ep
     parts = facts.parts(stage)
     has_table = not model.tied_embeddings or facts.splits_tied_table
-    is_last = any(part.is_last for part in parts)
+    is_first, is_last = (any(p.is_first for p in parts), any(p.is_last for p in parts))
     return Units(
         blocks=tuple(
             _block_parameters(model, layer, tp) - (ep > 1) * _expert_parameters(model, layer, tp)
@@ -188,7 +192,8 @@ def stage_units(facts: PlanInput, stage: int) -> Units:
         divided=tuple(
             (ep > 1) * _expert_parameters(model, layer, tp) // ep for layer in layers_of(parts)
         ),
-        input_ends=_input_parameters(model, tp) if any(part.is_first for part in parts) else 0,
+        input_ends=_input_parameters(model, tp) if is_first else 0,
+        input_norm=_input_norm_parameters(model) if is_first else 0,
         output_ends=_output_parameters(model, tp, has_table=has_table) if is_last else 0,
     )
 
@@ -207,7 +212,9 @@ def summed_by_tensor_ranks(facts: PlanInput, stage: int) -> int:
         for layer, block in zip(layers, units.blocks, strict=True)
     ]
     if units.input_ends:
-        buckets.append((units.input_ends - table, _position_parameters(model)))
+        norm = units.input_norm
+        buckets.append((units.input_ends - table - norm, _position_parameters(model)))
+        buckets.append((norm, norm))
     if units.output_ends:
         buckets.append((units.output_ends - table, model.norm_vectors * model.shape.hidden))
     share = facts.layout.dp if facts.zero.level else 1
@@ -277,7 +284,12 @@ def _head_norm_parameters(model: ModelFacts) -> int:
 
 
 def _input_parameters(model: ModelFacts, tp: int) -> int:
-    return _table_parameters(model, tp) + _position_parameters(model)
+    tables = _table_parameters(model, tp) + _position_parameters(model)
+    return tables + _input_norm_parameters(model)
+
+
+def _input_norm_parameters(model: ModelFacts) -> int:
+    return model.norm_vectors * model.shape.hidden if model.embedding_norm else 0
 
 
 def _table_parameters(model: ModelFacts, tp: int) -> int:

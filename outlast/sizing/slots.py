@@ -24,8 +24,9 @@ _BLOCK_TENSORS, _END_TENSORS = 18, 6
 # have one dimension more.
 _EXPERT_TENSORS, _EXPERT_CUTS = 4, 2
 # How many more rectangles a unit comes in when ZeRO cuts it: at each border through a tensor of
-# at most three dimensions. A stage's ends are up to four units.
-_CUTS, _END_UNITS = 4, 4
+# at most three dimensions. A stage's ends are up to four units, and one more
+# of two tensors where embeddings have a norm.
+_CUTS, _END_UNITS, _NORM_TENSORS = 4, 4, 2
 # Of each parameter the weight and two moments are saved.
 _SAVED_OF_EACH = 3
 
@@ -52,4 +53,5 @@ def _num_tensors(facts: PlanInput, stage: int) -> int:
     blocks = layers_of(facts.parts(stage))
     with_experts = sum(facts.model.shape.experts_of(layer) is not None for layer in blocks)
     more = with_experts * (_EXPERT_TENSORS + (_EXPERT_CUTS if cuts else 0))
+    more += facts.model.embedding_norm * (_NORM_TENSORS + cuts)
     return len(blocks) * (_BLOCK_TENSORS + cuts) + more + _END_TENSORS + _END_UNITS * cuts

@@ -92,6 +92,46 @@ def test_a_published_config_is_a_spec_that_may_be_submitted() -> None:
     assert spec.model.shape.block_weights(0) == preset.shape.block_weights(0)
 
 
+# As published, of BLOOM 560M and MPT 7B.
+BLOOM = {
+    "model_type": "bloom",
+    "attention_dropout": 0.0,
+    "attention_softmax_in_fp32": True,
+    "bias_dropout_fusion": True,
+    "hidden_dropout": 0.0,
+    "masked_softmax_fusion": True,
+    "n_embed": 1024,
+    "n_inner": None,
+    "n_layer": 24,
+    "num_attention_heads": 16,
+    "offset_alibi": 100,
+    "skip_bias_add": True,
+    "slow_but_exact": False,
+    "vocab_size": 250880,
+}
+MPT = {
+    "model_type": "mpt",
+    "attn_config": {"alibi": True, "attn_impl": "torch", "clip_qkv": None, "qk_ln": False},
+    "d_model": 4096,
+    "n_heads": 32,
+    "n_layers": 32,
+    "no_bias": True,
+    "norm_type": "low_precision_layernorm",
+    "verbose": 0,
+    "vocab_size": 50432,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"), [(BLOOM, 559_214_592), (MPT, 6_649_286_656)], ids=["bloom", "mpt"]
+)
+def test_published_models_without_places_have_their_size(
+    config: dict[str, Any], parameters: int
+) -> None:
+    spec = parse_spec({"name": "a", "model": section_of(config)})
+    assert num_parameters(spec) == parameters
+
+
 @pytest.mark.parametrize(
     ("given", "pattern"),
     [
@@ -199,6 +239,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "model_type": "olmo3",
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
     },
+    "apply_residual_connection_post_layernorm": {
+        "model_type": "bloom",
+        "apply_residual_connection_post_layernorm": True,
+        "intermediate_size": None,
+        "max_position_embeddings": None,
+    },
+    "attn_config.alibi": {"model_type": "mpt", "attn_config": {"alibi": False}},
+    "clip_qkv ": {"model_type": "mpt", "attn_config": {"clip_qkv": 6.0}},
     "quantization_config": {"quantization_config": {"bits": 4}},
 }
 

@@ -232,6 +232,24 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }
 CONFIGS |= {
+    # Twelve heads: no power of two.
+    "bloom": (
+        "BloomForCausalLM",
+        "BloomConfig",
+        {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": LAYERS, "n_head": 12},
+    ),
+    "mpt": (
+        "MptForCausalLM",
+        "MptConfig",
+        {
+            "vocab_size": VOCAB,
+            "d_model": HIDDEN,
+            "n_layers": LAYERS,
+            "n_heads": HEADS,
+            "max_seq_len": SEQ_LEN,
+            "attn_config": {"softmax_scale": 0.3},
+        },
+    ),
     # With the router's loss, of all layers together.
     "mixtral": (
         "MixtralForCausalLM",

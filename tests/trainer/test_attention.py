@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,10 +12,21 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainer.model.attention import masked_sdpa, weighted_attention
+from trainer.model.alibi import distance_score, head_slopes
+from trainer.model.attention import (
+    biased_attention,
+    distance_attention,
+    masked_sdpa,
+    weighted_attention,
+)
 from trainer.model.config import RopeConfig
 from trainer.model.rope import rotate, rotated_width
-from trainer.model.window import flex_attention, window_block_mask, windowed_attention
+from trainer.model.window import (
+    flex_attention,
+    masked_flex_attention,
+    window_block_mask,
+    windowed_attention,
+)
 
 
 def _qkv(seq_len: int, *, heads: int = 4, groups: int = 2) -> tuple[Tensor, ...]:
@@ -84,6 +96,32 @@ class _Work(TorchDispatchMode):
         self.written += sum(sizes)
         self.largest = max(self.largest, *sizes, 0)
         return out
+
+
+@pytest.mark.parametrize("window", [None, 7, 100])
+@pytest.mark.parametrize("heads", [4, 6])
+def test_scores_fall_with_the_distance(heads: int, window: int | None) -> None:
+    """ALiBi's definition, and slopes as its paper gives them for 4 heads and its code for 6."""
+    q, k, v = _qkv(200, heads=heads)
+    slopes = torch.tensor([2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3][:heads], dtype=q.dtype)
+    index = torch.arange(200)
+    ahead = index[:, None] - index
+    allowed = (ahead >= 0) & (ahead < (window or 200))
+    bias = (-slopes[:, None, None] * ahead).masked_fill(~allowed, -torch.inf)
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)
+
+    found = distance_attention(q, k, v, head_slopes(heads), window, masked_sdpa)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+    generator = torch.Generator().manual_seed(0)
+    core = partial(biased_attention, rate=0.0, generator=generator, scale=None)
+    found = distance_attention(q, k, v, head_slopes(heads), window, core)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+    # What runs on CUDA: uncompiled and forward only is what it can do on CPU.
+    mask = window_block_mask(200, window or 200, q.device)
+    score = distance_score(head_slopes(heads), q.device)
+    single = [each.detach().float() for each in (q, k, v)]
+    flex = masked_flex_attention(*single, mask, score_mod=score, compiled=False)
+    torch.testing.assert_close(flex, expected.float(), rtol=1e-4, atol=1e-5)
 
 
 def test_flex_attention_sees_the_same_window() -> None:

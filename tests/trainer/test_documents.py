@@ -40,6 +40,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "learned": {},
     "rope": {"learned_positions": False, "rope": ROPE, "kv_heads": 2},
     "window": {"learned_positions": False, "rope": ROPE, "window": 9},
+    "alibi": {"learned_positions": False, "alibi": True, "kv_heads": 2, "embedding_norm": True},
+    "alibi-window": {"learned_positions": False, "alibi": True, "window": 9},
     "softcap": {"attention_softcap": 5.0, "window": 9},
     "parallel": {"block": "parallel", "learned_positions": False, "rope": ROPE},
     "recomputed": {"recompute": "selective", "learned_positions": False, "rope": ROPE},

@@ -192,6 +192,10 @@ MEASURED: dict[str, dict[str, Any]] = {
         "parallel": WIDE,
         "model": {**LLAMA, "norm": "layernorm", "block": "parallel", "window": 16},
     },
+    "bloom": {
+        "parallel": {"tp": 2, **WIDE},
+        "model": {"positions": "alibi", "embedding_norm": True, "seq_len": 128},
+    },
     "dropout": {"parallel": WIDE, "model": {"dropout": 0.1, "attention_dropout": 0.1}},
     "bf16": {"parallel": WIDE, "precision": "bf16"},
     "bf16_zero_3_alone": {"precision": "bf16", "parallel": {"zero": {"level": 3}}},

@@ -95,6 +95,15 @@ def test_experts_among_replicas_equal_transformers(
     _check(name, [result[name] for result in found], run, oracle_path)
 
 
+def test_a_norm_of_embeddings_equals_transformers_where_weights_come_and_go(
+    ranks: RankPool, oracle_path: str
+) -> None:
+    """A backward pass needs its weights, and not the tables before it."""
+    run = RUNS["dp2-zero3"]
+    found = ranks.run_once(oracle_models, 2, run, oracle_path, ("bloom",))
+    _check("bloom", [result["bloom"] for result in found], run, oracle_path)
+
+
 def _check(name: str, results: list[Any], run: Run, oracle_path: str) -> None:
     """Loss, logits and every gradient."""
     oracle = np.load(oracle_path)

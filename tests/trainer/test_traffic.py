@@ -82,6 +82,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "zero_2_each": case(dp=2, zero={"level": 2, "reduce_after": "micro_batch"}),
     "zero_3_once": case(dp=2, zero={"level": 3, **ONCE}),
     "zero_3_each": case(dp=2, zero={"level": 3, **EACH}),
+    "zero_3_each_embedding_norm": case(
+        {"embedding_norm": True, "positions": "alibi"}, dp=2, zero={"level": 3, **EACH}
+    ),
     "pp2_dp2": case(pp=2, dp=2),
     "pp2_dp2_zero_1": case(pp=2, dp=2, zero={"level": 1}),
     "pp2_dp2_zero_3_each": case(pp=2, dp=2, zero={"level": 3, **EACH}),

@@ -111,6 +111,11 @@ WRONG = {
         "model.rope_local_theta",
         "applies only with model.window, not without one",
     ),
+    "bounds of scores that fall with the distance": (
+        {"positions": "alibi", "attention_softcap": 5.0},
+        "model.attention_softcap",
+        "applies only with model.positions other than alibi, not alibi",
+    ),
     "a norm of all heads together that centres": (
         {"qk_norm": "all"},
         "model.qk_norm",

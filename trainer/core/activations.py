@@ -34,6 +34,7 @@ def activation_bytes(facts: PlanInput, stage: int) -> int:
     """Kept between forward and backward, by all micro-batches in flight on a rank of `stage`."""
     # Token ids and targets of the whole step are read before it, and of the next one ahead.
     ids = 4 * facts.num_micro_batches * facts.tokens * _INDEX_BYTES
+    ids += _bias_bytes(facts)
     chunks = [_chunk_bytes(facts, part) for part in facts.parts(stage)]
     stages = facts.layout.pp
     steady = steady_micro_batches(stages, facts.num_micro_batches)
@@ -41,6 +42,18 @@ def activation_bytes(facts: PlanInput, stage: int) -> int:
     if len(chunks) == 1 or num_actions > _MAX_ACTIONS:
         return peak_in_flight(facts, stage) * max(chunks) + ids
     return _most_kept(facts, stage, chunks) + ids
+
+
+def _bias_bytes(facts: PlanInput) -> int:
+    """What ALiBi adds to scores, which all layers and micro-batches share."""
+    shape = facts.model.shape
+    if not facts.model.alibi or facts.on_gpu:
+        return 0
+    keys = 0
+    for window in {shape.window_of(layer) for layer in range(shape.layers)}:
+        # A window has one of each size of a block of queries, and of the first ones' reach.
+        keys += shape.seq_len if window is None else 0
+    return shape.heads // facts.layout.tp * shape.seq_len * keys * facts.sizes.weight
 
 
 def _most_kept(facts: PlanInput, stage: int, chunks: Sequence[int]) -> int:
@@ -207,8 +220,14 @@ def _attention_values(facts: PlanInput, layer: int) -> int:
 
 
 def _input_bytes(facts: PlanInput) -> int:
-    """Rows of the token table and whether they are this rank's."""
-    return facts.tokens * (_INDEX_BYTES + 1)
+    """Rows of the token table, whether they are this rank's, and a norm of the embeddings."""
+    found = facts.tokens * (_INDEX_BYTES + 1)
+    if facts.model.embedding_norm:
+        # Their sum, and what the norm keeps beside it, as in a block.
+        values = facts.stream_values * (2 if facts.model.rms_norm else 1)
+        statistics = 2 * facts.stream_values // facts.model.shape.hidden
+        found += values * facts.sizes.weight + statistics * _STATISTIC_BYTES
+    return found
 
 
 def _output_bytes(facts: PlanInput) -> int:

@@ -200,10 +200,11 @@ def replica_messages(facts: PlanInput, stage: int) -> ReplicaMessages:
         return common * (layout.dp - 1) // layout.dp + experts
 
     reduced = others(units.common) * sizes.gradient_sent
+    again = units.common - units.input_ends + units.input_norm
     gathers_each = zero.level == 3 and zero.reshards_each
     return ReplicaMessages(
         gathered_bytes=others(units.common) * sizes.weight,
-        gathered_again_bytes=others(units.common - units.input_ends) * sizes.weight,
+        gathered_again_bytes=others(again) * sizes.weight,
         reduced_bytes=2 * reduced if zero.level == 0 else reduced,
         forward_gathers=(each if gathers_each else 1) if zero.level else 0,
         backward_gathers=each if gathers_each else 0,

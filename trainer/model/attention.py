@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from trainer.model.alibi import distance_score, head_slopes, position_bias
 from trainer.model.by_group import ranks_of_group
 from trainer.model.config import GptConfig
 from trainer.model.documents import Documents
@@ -24,7 +25,13 @@ from trainer.model.fused import causal_softmax, masked_softmax
 from trainer.model.qk_norm import QkNorm, normed
 from trainer.model.recompute import recompute
 from trainer.model.rope import rotate
-from trainer.model.window import flex_attention, masked_flex_attention, windowed_attention
+from trainer.model.window import (
+    Core,
+    flex_attention,
+    masked_flex_attention,
+    window_block_mask,
+    windowed_attention,
+)
 from trainer.parallel.comm import Comm
 
 
@@ -82,12 +89,11 @@ class AttentionCore:
     ) -> Tensor:
         rate, scale = self.config.attention_dropout, self.config.attention_scale
         window = self.config.window_of(self.layer)
-        dropped, softcap = key is not None and rate > 0, self.config.attention_softcap
-        if dropped or softcap is not None:
-            generator = None
-            if key is not None and dropped:
-                # SDPA draws from the global generator: masks would depend on what ran before.
-                generator = key.generator(f"{self.layer}.weights", self.tp.index, q_BHSC.device)
+        softcap = self.config.attention_softcap
+        generator = self._generator(key, q_BHSC.device)
+        if self.config.alibi:
+            return self._attend_by_distance(q_BHSC, k_BGSC, v_BGSC, generator, documents)
+        if generator is not None or softcap is not None:
             core = partial(
                 weighted_attention, rate=rate, generator=generator, scale=scale, softcap=softcap
             )
@@ -114,6 +120,84 @@ class AttentionCore:
             return flex_attention(q_BHSC, k_BGSC, v_BGSC, window, scale=scale)
         core = partial(masked_sdpa, scale=scale)
         return windowed_attention(q_BHSC, k_BGSC, v_BGSC, window, core)
+
+    def _generator(self, key: DropoutKey | None, device: torch.device) -> torch.Generator | None:
+        """What says which weights are dropped; None: none are."""
+        if key is None or self.config.attention_dropout == 0:
+            return None
+        # SDPA draws from the global generator: masks would depend on what ran before.
+        return key.generator(f"{self.layer}.weights", self.tp.index, device)
+
+    def _attend_by_distance(
+        self,
+        q_BHSC: Tensor,
+        k_BGSC: Tensor,
+        v_BGSC: Tensor,
+        generator: torch.Generator | None,
+        documents: Documents | None,
+    ) -> Tensor:
+        """With ALiBi: what a query may see, and how much less of what is far, in one tensor."""
+        config, window = self.config, self.config.window_of(self.layer)
+        heads, seq_len = q_BHSC.shape[1:3]
+        slopes = head_slopes(config.heads)[self.tp.index * heads :][:heads]
+        if generator is None and q_BHSC.is_cuda:
+            if documents is None:
+                mask = window_block_mask(seq_len, window or seq_len, q_BHSC.device)
+            else:
+                mask = documents.block_mask(window)
+            score = distance_score(slopes, q_BHSC.device)
+            scale = config.attention_scale
+            return masked_flex_attention(q_BHSC, k_BGSC, v_BGSC, mask, scale=scale, score_mod=score)
+        core = partial(
+            biased_attention,
+            rate=config.attention_dropout,
+            generator=generator,
+            scale=config.attention_scale,
+        )
+        if documents is not None:
+            return core(q_BHSC, k_BGSC, v_BGSC, documents.bias(window, slopes, q_BHSC))
+        return distance_attention(q_BHSC, k_BGSC, v_BGSC, slopes, window, core)
+
+
+def distance_attention(
+    q_BHSC: Tensor,
+    k_BGSC: Tensor,
+    v_BGSC: Tensor,
+    slopes: tuple[float, ...],
+    window: int | None,
+    core: Core,
+) -> Tensor:
+    """ALiBi over one document, by a core that adds a tensor to the scores."""
+
+    def biased(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, _allowed: object) -> Tensor:
+        bias = position_bias(slopes, q_BHQC.shape[2], k_BGKC.shape[2], window, q_BHQC)
+        return core(q_BHQC, k_BGKC, v_BGKC, bias)
+
+    if window is None:
+        return biased(q_BHSC, k_BGSC, v_BGSC, None)
+    return windowed_attention(q_BHSC, k_BGSC, v_BGSC, window, biased)
+
+
+def biased_attention(
+    q_BHSC: Tensor,
+    k_BGKC: Tensor,
+    v_BGKC: Tensor,
+    bias_BHSK: Tensor,
+    *,
+    rate: float,
+    generator: torch.Generator | None,
+    scale: float | None,
+) -> Tensor:
+    """Attention with something added to each score; `generator` None: nothing is dropped."""
+    if generator is None:
+        return masked_sdpa(q_BHSC, k_BGKC, v_BGKC, bias_BHSK, scale=scale)
+    groups = (k_BGKC.shape[1], -1)
+    q, bias = (torch.unflatten(each, 1, groups) for each in (q_BHSC, bias_BHSK))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = scale * (q @ k_BGKC.unsqueeze(2).transpose(-1, -2))
+    weights = torch.softmax(scores + bias, dim=-1)
+    weights = weights * keep_mask(weights, rate, generator)
+    return (weights @ v_BGKC.unsqueeze(2)).flatten(1, 2)
 
 
 def weighted_attention(
@@ -156,7 +240,7 @@ def masked_sdpa(
     *,
     scale: float | None = None,
 ) -> Tensor:
-    """Attention with the keys that a mask allows."""
+    """Attention with the keys that a mask allows, or with what a mask of numbers adds to scores."""
     return F.scaled_dot_product_attention(
         q_BHSC,
         k_BGKC,

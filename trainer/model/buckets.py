@@ -5,7 +5,8 @@ comes after them. A bucket is what data-parallel replicas exchange in one
 message and what ZeRO cuts into equal contiguous shards; its size is the grain
 of overlap and of memory. A tied embedding is a bucket of its own, so that both
 copies are cut alike; so are the experts of a layer that replicas divide among them,
-as fewer exchange these.
+as fewer exchange these, and a norm of embeddings, which a backward pass needs without
+their tables.
 
 Within a bucket what is treated alike is contiguous: vectors and matrices that
 tensor parallelism shards, then matrices and vectors that it replicates. So
@@ -25,6 +26,7 @@ from torch import nn
 from trainer.model.facts import ParameterFacts
 
 _BLOCKS = "blocks"
+EMBEDDING_NORM = "embedding_norm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,7 @@ def _units(chunk: nn.Module, facts: Mapping[str, ParameterFacts]) -> dict[str, l
         elif unit.startswith(_BLOCKS):
             unit = "head"
         own = ".".join(parts[:-1]) if facts[name].divided else unit
+        own = EMBEDDING_NORM if parts[0] == EMBEDDING_NORM else own
         units.setdefault("tied" if facts[name].tied else own, []).append(name)
     if "tied" in units and not facts[units["tied"][0]].counted:
         # The copy at the end of the model is used after the blocks.

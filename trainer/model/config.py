@@ -97,6 +97,7 @@ class GptConfig:
     activation: Gate | Plain = "gelu_tanh"
     moe: MoeConfig | None = None
     learned_positions: bool = True
+    alibi: bool = False
     rope: RopeConfig | None = None
     local_rope: RopeConfig | None = None
     rope_pattern: tuple[Literal["rope", "none"], ...] = ("rope",)
@@ -107,6 +108,7 @@ class GptConfig:
     mlp_bias: bool = True
     head_bias: bool = False
     embedding_scale: float = 1.0
+    embedding_norm: bool = False
     attention_scale: float | None = None
     attention_softcap: float | None = None
     logit_softcap: float | None = None

@@ -8,11 +8,13 @@ of the whole sequence, the same for all layers and kept for the backward pass.
 # B micro-batch, S sequence, Q queries, K keys.
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainer.model.alibi import distance_bias
 from trainer.model.window import FLEX_BLOCK, block_ends, ordered_blocks
 
 
@@ -26,6 +28,7 @@ class Documents:
         self.positions_SB = index[:, None] - starts_SB
         """Counted from the first token of each document that is in the sequence."""
         self._masks: dict[int | None, Any] = {}
+        self._biases: dict[int | None, Tensor] = {}
 
     def mask(self, window: int | None) -> Tensor:
         """[B, 1, Q, K]: True where a query may look."""
@@ -39,6 +42,14 @@ class Documents:
             self._masks[window] = allowed[:, None]
         found: Tensor = self._masks[window]
         return found
+
+    def bias(self, window: int | None, slopes: tuple[float, ...], like: Tensor) -> Tensor:
+        """[B, H, Q, K]: what ALiBi adds to a score, -inf where a query may not look."""
+        if window not in self._biases:
+            seq_len = self._starts_BS.shape[1]
+            whole = distance_bias(slopes, seq_len, seq_len, like)
+            self._biases[window] = whole.masked_fill(~self.mask(window), -math.inf)
+        return self._biases[window]
 
     def block_mask(self, window: int | None) -> Any:
         """The same as FlexAttention's `BlockMask`, from the ends of its blocks."""

@@ -49,6 +49,8 @@ class GptChunk(nn.Module):
             self.tokens = TokenTable(config, mesh, tied=tied, counted=part.is_first)
         if part.is_first and config.learned_positions:
             self.positions = PositionTable(config, mesh)
+        if part.is_first and config.embedding_norm:
+            self.embedding_norm = Norm(config, mesh)
         self.blocks = nn.ModuleDict(
             {str(layer): build_block(config, mesh, layer) for layer in part.layers}
         )
@@ -117,6 +119,8 @@ class GptChunk(nn.Module):
             x_SBD = x_SBD * self._config.embedding_scale
         if self._config.learned_positions:
             x_SBD = x_SBD + self.positions(x_SBD.shape[0], documents)
+        if self._config.embedding_norm:
+            x_SBD = self.embedding_norm(x_SBD)
         keep = stream_mask(x_SBD, "embedding", self._config.dropout, self._tp, key)
         return x_SBD if keep is None else x_SBD * keep
 

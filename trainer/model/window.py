@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.model.alibi import ScoreMod
 from trainer.model.fused import causal_mask
 
 # A core takes queries, keys, values and a mask that says which keys a query may see.
@@ -89,13 +90,15 @@ def masked_flex_attention(
     mask: Any,
     *,
     scale: float | None = None,
+    score_mod: ScoreMod | None = None,
     compiled: bool = True,
 ) -> Tensor:
-    """FlexAttention with a `BlockMask`."""
+    """FlexAttention with a `BlockMask`, and scores changed by `score_mod`."""
     out: Tensor = _flex(compiled=compiled)(
         q_BHSC,
         k_BGSC,
         v_BGSC,
+        score_mod=score_mod,
         block_mask=mask,
         enable_gqa=q_BHSC.shape[1] != k_BGSC.shape[1],
         scale=scale,

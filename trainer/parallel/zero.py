@@ -11,7 +11,7 @@ unit (embedding, block, output) ahead of the computation, the first ones behind 
 loading; two units where the experts of a block are one of their own. So at ZeRO 3
 the whole weights that have memory are those of one block in use, one block on its
 way, and the chunk's ends (embedding and output), which stay as long as their chunk
-is used. A backward pass needs no weights of an embedding.
+is used. A backward pass needs no weights of an embedding, but those of its norm.
 
 What does not belong here: how messages travel, how buckets lie in memory.
 """
@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.model.buckets import EMBEDDING_NORM
 from trainer.model.gpt import GptChunk
 from trainer.model.parameters import FlatParameters, Part
 from trainer.parallel.gradients import GradientReducer
@@ -62,7 +63,7 @@ class _Units:
         own = [part for part in parts if part.bucket.chunk == chunk]
         blocks = tuple(part for part in own if part.bucket.is_block)
         ends = [part for part in own if not part.bucket.is_block]
-        embeds = {"embedding", "tied"} if module.part.is_first else {"embedding"}
+        embeds = {"embedding", EMBEDDING_NORM} | ({"tied"} if module.part.is_first else set())
         return cls(
             embedding=tuple(part for part in ends if part.bucket.unit in embeds),
             blocks=blocks,
@@ -80,8 +81,13 @@ class _Units:
 
     @property
     def last(self) -> tuple[Part, ...]:
-        """What a backward pass needs first."""
-        return (*self.output, *self.blocks[-1:])
+        """What a backward pass needs first, and the norm of embeddings, which is small."""
+        return (*self.output, *self.blocks[-1:], *self.norm)
+
+    @property
+    def norm(self) -> tuple[Part, ...]:
+        """The norm of the embeddings."""
+        return tuple(part for part in self.embedding if part.bucket.unit == EMBEDDING_NORM)
 
 
 class DataParallel:
@@ -145,7 +151,7 @@ class DataParallel:
     def before_backward(self, chunk: int, micro_batch: int) -> None:
         self._is_backward = True
         self._start(self._units[chunk].last)
-        self._ensure(self._units[chunk].output)
+        self._ensure((*self._units[chunk].output, *self._units[chunk].norm))
         self._backwards_left[chunk] -= 1
         self._gradients.begin_backward(chunk, last=self._backwards_left[chunk] == 0)
 
