@@ -25,58 +25,33 @@ DTYPES = {
     "fp16": torch.float16,
 }
 
+# Fields of the model section that the config has by the same name.
+_ALIKE = (
+    *("layers", "hidden", "heads", "mlp_hidden", "vocab_size", "seq_len", "tied_embeddings"),
+    *("norm_eps", "init_std", "kv_heads", "vocab_rows", "block", "block_norms", "block_biases"),
+    *("norm", "norm_bias", "norm_place", "norm_weight", "qk_norm", "activation", "rope_pattern"),
+    *("window", "window_pattern", "attention_bias", "qkv_bias", "mlp_bias", "head_bias"),
+    *("embedding_scale", "embedding_norm", "attention_scale", "attention_softcap"),
+    *("logit_softcap", "residual_scale", "logit_scale", "dropout", "attention_dropout"),
+)
+
 
 def gpt_config(spec: JobSpec) -> GptConfig:
     """The model section of the spec, in the model's own words."""
     model, parallel = spec.model, spec.parallel
     return GptConfig(
-        layers=model.layers,
-        hidden=model.hidden,
-        heads=model.heads,
-        mlp_hidden=model.mlp_hidden,
-        vocab_size=model.vocab_size,
-        seq_len=model.seq_len,
-        tied_embeddings=model.tied_embeddings,
-        norm_eps=model.norm_eps,
-        init_std=model.init_std,
         sequence_parallel=parallel.sequence_parallel,
         dtype=DTYPES[spec.precision],
-        kv_heads=model.kv_heads,
         head_dim=model.head_width,
-        vocab_rows=model.vocab_rows,
-        block=model.block,
-        block_norms=model.block_norms,
-        block_biases=model.block_biases,
-        norm=model.norm,
-        norm_bias=model.norm_bias,
-        norm_place=model.norm_place,
-        norm_weight=model.norm_weight,
-        qk_norm=model.qk_norm,
-        activation=model.activation,
         moe=_moe(model),
         learned_positions=model.positions == "learned",
         alibi=model.positions == "alibi",
         rope=_rope(model),
         local_rope=_local_rope(model),
-        rope_pattern=model.rope_pattern,
-        window=model.window,
-        window_pattern=model.window_pattern,
-        attention_bias=model.attention_bias,
-        qkv_bias=model.qkv_bias,
-        mlp_bias=model.mlp_bias,
-        head_bias=model.head_bias,
-        embedding_scale=model.embedding_scale,
-        embedding_norm=model.embedding_norm,
-        attention_scale=model.attention_scale,
-        attention_softcap=model.attention_softcap,
-        logit_softcap=model.logit_softcap,
-        residual_scale=model.residual_scale,
-        logit_scale=model.logit_scale,
-        dropout=model.dropout,
-        attention_dropout=model.attention_dropout,
         seed=spec.seed,
         tp_chunks=parallel.tp_chunks,
         recompute=parallel.recompute,
+        **{name: getattr(model, name) for name in _ALIKE},
     )
 
 
