@@ -132,7 +132,7 @@ class JobViews:
             return known.use
         stride = -(-job.plan.world_size // USE_RANKS)
         turn = 0 if known is None else known.turn % stride
-        use = step_use(self._edge.some_summaries(job, turn, stride))
+        use = step_use(self._edge.some_summaries(job, range(turn, job.plan.world_size, stride)))
         before = None if known is None else known.use
         if use is None:
             use = before

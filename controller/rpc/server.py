@@ -19,6 +19,7 @@ from controller.rpc.diagnostics import DiagnosticsService
 from controller.rpc.incidents import IncidentsService
 from controller.rpc.jobs import JobsService
 from controller.rpc.nodes import NodesService
+from controller.rpc.ranks import RanksService
 from controller.service import Service
 from controller.sessions.admission import Admission
 from controller.sessions.agents import AgentsService
@@ -27,12 +28,21 @@ from controller.sessions.logs import LogQueries
 from controller.sessions.session import Sessions
 from controller.store.code import CodeStore
 from outlast.clock import Clock
-from outlast.v1 import agents_pb2, code_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2
+from outlast.v1 import (
+    agents_pb2,
+    code_pb2,
+    diagnostics_pb2,
+    incidents_pb2,
+    jobs_pb2,
+    nodes_pb2,
+    ranks_pb2,
+)
 from outlast.v1.code_pb2_grpc import add_CodeServicer_to_server
 from outlast.v1.diagnostics_pb2_grpc import add_DiagnosticsServicer_to_server
 from outlast.v1.incidents_pb2_grpc import add_IncidentsServicer_to_server
 from outlast.v1.jobs_pb2_grpc import add_JobsServicer_to_server
 from outlast.v1.nodes_pb2_grpc import add_NodesServicer_to_server
+from outlast.v1.ranks_pb2_grpc import add_RanksServicer_to_server
 
 # The inventory of a node with many dead workers carries a traceback of each. What is taken from
 # agents before they are known is less: see `admission`.
@@ -101,6 +111,7 @@ class Server:
         add_JobsServicer_to_server(jobs, self._server)
         add_NodesServicer_to_server(nodes, self._server)
         add_IncidentsServicer_to_server(IncidentsService(service), self._server)
+        add_RanksServicer_to_server(RanksService(service, parts.edge), self._server)
         diagnostics = DiagnosticsService(service, sessions, runs)
         add_DiagnosticsServicer_to_server(diagnostics, self._server)
         # The stubs do not know its asyncio half.
@@ -139,7 +150,15 @@ class Server:
 
 
 def _service_names() -> list[str]:
-    files = (agents_pb2, code_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2)
+    files = (
+        agents_pb2,
+        code_pb2,
+        diagnostics_pb2,
+        incidents_pb2,
+        jobs_pb2,
+        nodes_pb2,
+        ranks_pb2,
+    )
     return [
         service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()
     ]

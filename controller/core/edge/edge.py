@@ -241,11 +241,9 @@ class Edge:
         """What was last heard of each rank of the job's present attempt."""
         return self._hangs.summaries(job)
 
-    def some_summaries(
-        self, job: JobRecord, first: int, stride: int
-    ) -> list[agents_pb2.RankSummary]:
-        """What was last heard of every so manieth rank of the job's present attempt."""
-        return self._hangs.some_summaries(job, first, stride)
+    def some_summaries(self, job: JobRecord, ranks: range) -> list[agents_pb2.RankSummary]:
+        """What was last heard of these ranks of the job's present attempt."""
+        return self._hangs.some_summaries(job, ranks)
 
     def wanted_period_s(self, node: NodeId) -> float:
         """How often the agent should send a heartbeat for the job on its node."""

@@ -79,12 +79,10 @@ class HangTable:
             if summary.attempt == job.attempt
         }
 
-    def some_summaries(
-        self, job: JobRecord, first: int, stride: int
-    ) -> list[agents_pb2.RankSummary]:
-        """What was last heard of every so manieth rank of the job's present attempt."""
+    def some_summaries(self, job: JobRecord, ranks: range) -> list[agents_pb2.RankSummary]:
+        """What was last heard of these ranks of the job's present attempt."""
         seen = self._ranks.get(job.job_id, {})
-        found = (seen.get(rank) for rank in range(first, job.plan.world_size, stride))
+        found = map(seen.get, ranks)
         return [
             summary for summary in found if summary is not None and summary.attempt == job.attempt
         ]

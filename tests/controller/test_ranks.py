@@ -1,0 +1,92 @@
+"""What each rank of a job does: from heartbeats to whoever asks."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+
+from outlast.v1 import agents_pb2, common_pb2, ranks_pb2
+from outlast.v1.ranks_pb2_grpc import RanksStub
+from tests.controller.fakes import DEADLINE_S, Lab, lab
+
+
+def summary(job_id: str, rank: int, *, attempt: int = 1) -> agents_pb2.RankSummary:
+    return agents_pb2.RankSummary(
+        job_id=job_id,
+        attempt=attempt,
+        rank=rank,
+        phase="backward",
+        completed_step=7,
+        last_operation=agents_pb2.Operation(
+            op="all_reduce", group="dp", sequence=40, detail=-1, is_inside=True
+        ),
+        last_op_age_s=1.5,
+        stalled_s=1.5,
+        stall_limit_s=3.0,
+        entered={"dp": 40},
+        process_state="S",
+        use=agents_pb2.RankUse(
+            split=common_pb2.StepSplit(forward_s=0.2), peak_memory_bytes=1000 + rank
+        ),
+    )
+
+
+async def ranks(bench: Lab, job_id: str, first: int = 0, most: int = 0) -> list[ranks_pb2.Rank]:
+    request = ranks_pb2.ListRanksRequest(job_id=job_id, first=first, most=most)
+    return list((await RanksStub(bench.channel).ListRanks(request)).ranks)
+
+
+def test_every_rank_is_listed_with_what_was_heard_of_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            first, second = await bench.add_agents(2)
+            job_id = await bench.start_job()
+            # What is told of an older attempt says nothing of this one.
+            await first.heartbeat(summary(job_id, 0, attempt=0))
+            await second.heartbeat(summary(job_id, 1))
+            async with asyncio.timeout(DEADLINE_S):
+                while not (found := await ranks(bench, job_id))[1].phase:
+                    await asyncio.sleep(0.02)
+            assert [(each.rank, each.node, each.dp) for each in found] == [
+                (0, "n0", 0),
+                (1, "n1", 1),
+            ]
+            assert (found[0].phase, found[0].completed_step) == ("", -1)
+            assert not found[0].HasField("last_operation")
+            heard = found[1]
+            assert (heard.completed_step, heard.stalled_s, heard.stall_limit_s) == (7, 1.5, 3.0)
+            assert heard.last_operation.op == "all_reduce"
+            assert heard.last_operation.is_inside
+            assert heard.last_operation.age_s == 1.5
+            assert dict(heard.entered) == {"dp": 40}
+            assert heard.split.forward_s == pytest.approx(0.2)
+            assert heard.peak_memory_bytes == 1001
+            assert [each.rank for each in await ranks(bench, job_id, first=1, most=1)] == [1]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("first", "most", "says"),
+    [
+        (2, 0, "first: is 2; allowed: 0 to 1"),
+        (-1, 0, "first: is -1; allowed: 0 to 1"),
+        (0, 5000, "most: is 5000; allowed: 1 to 4096, or 0"),
+    ],
+)
+def test_ranks_that_are_not_there_are_refused(
+    tmp_path: Path, first: int, most: int, says: str
+) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            await bench.add_agents(2)
+            job_id = await bench.start_job()
+            with pytest.raises(grpc.aio.AioRpcError, match=says):
+                await ranks(bench, job_id, first, most)
+            with pytest.raises(grpc.aio.AioRpcError, match="there is no job 'other'"):
+                await ranks(bench, "other")
+
+    asyncio.run(scenario())
