@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-crash test-seeds test-properties test-kube test-prometheus test-stores test-foreign \
-	chaos chaos-full lint proto clean
+	test-web screenshots chaos chaos-full lint proto clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +29,7 @@ ALONE := tests/agent/test_real_oom.py
 test: $(STAMP) lint
 	$(BIN)/pytest -rs -n 4 --dist loadfile --no-loadscope-reorder \
 		--ignore tests/prometheus/test_real.py --ignore tests/stores \
+		--ignore tests/web/test_browser.py \
 		--ignore tests/crash/test_cluster.py --ignore $(ALONE) tests
 	$(BIN)/pytest -rs $(ALONE)
 
@@ -54,6 +55,16 @@ test-kube: $(STAMP)
 test-prometheus: $(STAMP)
 	tests/prometheus/install.sh
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder tests/prometheus
+
+# The web page in Chromium, which it installs on Debian as root.
+test-web: $(STAMP)
+	tests/web/install.sh $(BIN)/pip
+	$(BIN)/pytest tests/web/test_browser.py
+
+# The pictures of the page in docs/; make screenshots ARGS=FOLDER: all of them, elsewhere
+screenshots: $(STAMP)
+	tests/web/install.sh $(BIN)/pip
+	$(BIN)/python -m tests.web.screenshots $(ARGS)
 
 # A script in an environment with another Python and another torch, which it installs once (7 GB).
 # It needs numpy no more than a user's.

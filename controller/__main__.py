@@ -21,6 +21,9 @@ def parse(arguments: list[str] | None) -> Options:
     parser.add_argument("--state-dir", required=True, type=Path, help="journal, logs, checkpoints")
     parser.add_argument("--grpc", default=DEFAULT_GRPC, metavar="HOST:PORT")
     parser.add_argument("--http", default=DEFAULT_HTTP, metavar="HOST:PORT")
+    parser.add_argument(
+        "--open-http", action="store_true", help="the page answers others than this machine, too"
+    )
     parser.add_argument("--local-nodes", type=int, default=0, help="nodes to run here")
     parser.add_argument("--workers-per-node", type=int, default=1)
     parser.add_argument("--standby", type=int, default=0, help="local nodes on top, as spares")
@@ -37,6 +40,7 @@ def parse(arguments: list[str] | None) -> Options:
         state_dir=given.state_dir,
         grpc=given.grpc,
         http=given.http,
+        open_http=given.open_http,
         local_nodes=given.local_nodes,
         workers_per_node=given.workers_per_node,
         standby=given.standby,

@@ -136,7 +136,7 @@ class _Life:
         stopped = asyncio.create_task(_until(self._stop), name="stop")
         self._vital = [
             asyncio.create_task(self._service.run(), name="service"),
-            asyncio.create_task(self._controller.web.serve(http), name="web"),
+            asyncio.create_task(self._controller.web.serve(http, self._running.grpc), name="web"),
         ]
         self._others = [asyncio.create_task(keeper.run(), name="retention"), stopped]
         if self._cluster is not None:

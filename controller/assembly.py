@@ -194,7 +194,7 @@ def _build(options: Options, database: Database, reserve: Reserve) -> Controller
         parts=parts,
         journal=journal,
         server=Server(parts),
-        web=Web(service, journal, sessions, metrics),
+        web=Web(service, journal, sessions, metrics, is_open=options.open_http),
         effects=effects,
         metrics=metrics,
     )

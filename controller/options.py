@@ -22,6 +22,8 @@ class Options:
     grpc: str = DEFAULT_GRPC
     """host:port; port 0 takes a free one."""
     http: str = DEFAULT_HTTP
+    open_http: bool = False
+    """Whether the page and its API answer others than this machine."""
     local_nodes: int = 0
     """Nodes to run on this machine."""
     workers_per_node: int = 1

@@ -222,7 +222,7 @@ def test_ci_runs_what_a_person_runs() -> None:
     lines = script.read_text(encoding="utf-8").splitlines()
     assert "set -euo pipefail" in lines
     assert [line for line in lines if "make" in line] == [
-        "exec make test test-crash test-kube test-prometheus test-stores chaos </dev/null"
+        "exec make test test-crash test-kube test-prometheus test-stores test-web chaos </dev/null"
     ]
 
 

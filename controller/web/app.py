@@ -1,4 +1,4 @@
-"""The controller's HTTP end: health, metrics and an index, in the same event loop."""
+"""The controller's HTTP end: page, API, health and metrics, in the same event loop."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import contextlib
 import math
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 from prometheus_client import CollectorRegistry, exposition
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -22,7 +24,10 @@ from controller.refusals import ReadOnlyError
 from controller.service import Service
 from controller.sessions.session import Sessions
 from controller.store.journal import Journal
+from controller.web.api import Api
+from controller.web.gateway import Gateway
 from controller.web.metrics import ControllerMetrics
+from controller.web.pages import SameSite, index, page_file
 from outlast.errors import OutlastError
 
 # A loop that takes longer for one turn does not do its work.
@@ -35,25 +40,38 @@ class Web:
     """Serves HTTP until stopped."""
 
     def __init__(
-        self, service: Service, journal: Journal, sessions: Sessions, metrics: ControllerMetrics
+        self,
+        service: Service,
+        journal: Journal,
+        sessions: Sessions,
+        metrics: ControllerMetrics,
+        *,
+        is_open: bool = False,
     ) -> None:
+        """`is_open`: the page answers others than this machine, too."""
         self._service = service
         self._journal = journal
         self._sessions = sessions
         self._metrics = metrics
         self._server: _Server | None = None
         self._probed_s = -math.inf
+        self._gateway = Gateway()
+        self._api = Api(self._gateway, self._about)
         self.app = Starlette(
             routes=[
-                Route("/", self._index),
                 Route("/healthz", self._healthz),
                 Route("/metrics", self._show_metrics),
                 Route("/sd/agents", self._agents),
-            ]
+                *self._api.routes(),
+                Route("/page/{name:path}", page_file),
+                Route("/{path:path}", index),
+            ],
+            middleware=[Middleware(SameSite, is_open=is_open)],
         )
 
-    async def serve(self, listening: socket.socket) -> None:
-        """Answer on a bound socket until `stop`."""
+    async def serve(self, listening: socket.socket, grpc: str) -> None:
+        """Answer on a bound socket until `stop`; `grpc` is where the services listen."""
+        self._gateway.connect(grpc)
         config = uvicorn.Config(
             self.app,
             log_config=None,
@@ -62,23 +80,23 @@ class Web:
             timeout_graceful_shutdown=1,
         )
         self._server = _Server(config)
-        await self._server.serve(sockets=[listening])
+        try:
+            await self._server.serve(sockets=[listening])
+        finally:
+            await self._gateway.close()
 
     def stop(self) -> None:
+        """Answer nothing any more, and end what streams."""
+        self._api.streams.stop()
         if self._server is not None:
             self._server.should_exit = True
 
-    async def _index(self, request: Request) -> Response:
-        state = self._service.state
-        return JSONResponse(
-            {
-                "outlast": outlast.__version__,
-                "term": self._service.term,
-                "jobs": {job.job_id: str(job.state) for job in state.jobs.values()},
-                "nodes": {node.node: str(node.state) for node in state.nodes.values()},
-                "paths": ["/healthz", "/metrics", "/sd/agents"],
-            }
-        )
+    def _about(self) -> dict[str, Any]:
+        return {
+            "version": outlast.__version__,
+            "term": self._service.term,
+            "read_only": self._service.read_only,
+        }
 
     async def _healthz(self, request: Request) -> Response:
         """200 only when the loop turns and the journal can be written, or its disk is full.

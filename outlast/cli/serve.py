@@ -28,7 +28,17 @@ Grpc = Annotated[
 Http = Annotated[
     str,
     typer.Option(
-        "--http", metavar="HOST:PORT", help="Serve /metrics and /healthz here; port 0: any."
+        "--http",
+        metavar="HOST:PORT",
+        help="Serve the web page, its API, /metrics and /healthz here; port 0: any.",
+    ),
+]
+OpenHttp = Annotated[
+    bool,
+    typer.Option(
+        "--open-http",
+        help="Answer the web page and its API to everyone who reaches --http, not only to this "
+        "machine: they can submit jobs.",
     ),
 ]
 Fresh = Annotated[
@@ -82,6 +92,7 @@ def up(
     state_dir: StateDir = DEFAULT_STATE_DIR,
     grpc: Grpc = DEFAULT_GRPC,
     http: Http = DEFAULT_HTTP,
+    open_http: OpenHttp = False,
     fresh: Fresh = False,
     config: ConfigFile = None,
     observe: Annotated[
@@ -107,6 +118,7 @@ def up(
         local_nodes=nodes,
         workers_per_node=workers_per_node,
         standby=standby,
+        open_http=open_http,
         stop_with_stdin=stop_with_stdin,
     )
     _run(options, observe=observe)
@@ -116,6 +128,7 @@ def controller(
     state_dir: StateDir = DEFAULT_STATE_DIR,
     grpc: Grpc = DEFAULT_GRPC,
     http: Http = DEFAULT_HTTP,
+    open_http: OpenHttp = False,
     fresh: Fresh = False,
     config: ConfigFile = None,
     join_token_file: JoinTokenFile = None,
@@ -158,6 +171,7 @@ def controller(
     )
     kube.check_join_token(cluster, join_token_file)
     options = _options(state_dir, grpc, http, config, fresh=fresh)
+    options = replace(options, open_http=open_http)
     _run(replace(options, kube=cluster, join_token_file=join_token_file))
 
 
@@ -212,7 +226,10 @@ def ready_lines(options: Options, running: Running) -> list[str]:
     """What a person who started a controller wants to know next."""
     default = DEFAULT_STATE_DIR.expanduser()
     found = "" if options.state_dir == default else f" --state-dir {options.state_dir}"
-    lines = [f"Outlast listens at {running.grpc} (metrics at http://{running.http}/metrics)."]
+    lines = [
+        f"Outlast listens at {running.grpc}.",
+        f"Watch it at http://{running.http} (metrics at /metrics).",
+    ]
     if options.local_nodes:
         lines += _local_lines(options, running)
     elif options.kube is not None:

@@ -23,12 +23,20 @@ def spec_message(document: object) -> struct_pb2.Struct:
     if not isinstance(document, dict):
         # Why it is none is said in the same words everywhere.
         raise SpecError(tuple(read_spec(document)[1]))
-    resolved, _ = resolve_places(document, Path.cwd())
+    return struct_of(resolve_places(document, Path.cwd())[0])
+
+
+def struct_of(document: dict[str, object]) -> struct_pb2.Struct:
+    """The document as it is.
+
+    Raises:
+        SpecError: with every problem of a document that cannot be sent.
+    """
     struct = struct_pb2.Struct()
     try:
-        json_format.ParseDict(_doubles(resolved), struct)
+        json_format.ParseDict(_doubles(document), struct)
     except json_format.ParseError as error:
-        _, problems = read_spec(resolved)
+        _, problems = read_spec(document)
         not_sent = FieldProblem(field="(document)", message=f"cannot be sent: {error}")
         raise SpecError(tuple(problems) or (not_sent,)) from error
     return struct

@@ -1,0 +1,246 @@
+"""The JSON API: the calls of `routes`, and those that are more than one call.
+
+What does not belong here: what a request means, which the gRPC services decide.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from google.protobuf.message import Message
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from controller.web.gateway import Gateway, RequestError
+from controller.web.messages import as_json
+from controller.web.parameters import (
+    check_names,
+    from_body,
+    from_query,
+    json_body,
+    whole_number,
+)
+from controller.web.routes import CALLS, ROOT, Call, method
+from controller.web.streams import Event, Streams
+from controller.web.thinning import kept_rows
+from outlast.problems import SpecError
+from outlast.spec import JobSpec
+from outlast.spec.message import struct_of
+from outlast.specfile import SpecFileError, parse_document
+from outlast.v1 import common_pb2, jobs_pb2
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+_BULK = ("spec", "nodes")
+_MOST_JOBS = 1000
+_MOST_POINTS = 20_000
+_LOG_BYTES = range(1, 16 << 20)
+_STEPS = range(2**53)
+
+
+class Api:
+    """Answers below `/api/v1`."""
+
+    def __init__(self, gateway: Gateway, about: Callable[[], dict[str, Any]]) -> None:
+        """`about` is what the controller says of itself."""
+        self._gateway = gateway
+        self._about = about
+        self.streams = Streams()
+
+    def routes(self) -> list[Route]:
+        """All that there are."""
+        own: list[tuple[str, str, Handler]] = [
+            ("GET", "/about", self._say_about),
+            ("GET", "/spec-schema", self._spec_schema),
+            ("GET", "/jobs", self._jobs),
+            ("POST", "/jobs", self._submit),
+            ("POST", "/jobs/check", self._check),
+            ("GET", "/jobs/{job_id}/curve", self._curve),
+            ("GET", "/jobs/{job_id}/events", self._events),
+            ("GET", "/jobs/{job_id}/logs", self._logs),
+            ("GET", "/jobs/{job_id}/logs/events", self._follow_logs),
+        ]
+        calls: list[tuple[str, str, Handler]] = [
+            (each.verb, each.path, functools.partial(self._call, each)) for each in CALLS
+        ]
+        return [
+            Route(ROOT + path, _refusing(handler), methods=[verb])
+            for verb, path, handler in (*own, *calls)
+        ]
+
+    async def _call(self, call: Call, request: Request) -> Response:
+        kind, path = call.method.input_type, request.path_params
+        if call.verb == "GET":
+            asked = from_query(kind, request.query_params, call.parameters, path)
+        else:
+            asked = await from_body(kind, request, path)
+        return JSONResponse(as_json(await self._gateway.call(call.method, asked)))
+
+    async def _say_about(self, request: Request) -> Response:
+        return JSONResponse(self._about())
+
+    async def _spec_schema(self, request: Request) -> Response:
+        document = JobSpec.model_json_schema()
+        return JSONResponse({"$schema": "https://json-schema.org/draft/2020-12/schema", **document})
+
+    # Jobs
+
+    async def _jobs(self, request: Request) -> Response:
+        """Newest first, a page of them, without what is large."""
+        given = request.query_params
+        check_names("parameter", given, ("limit", "after"))
+        limit = whole_number(given, "limit", 100, range(1, _MOST_JOBS + 1))
+        answer = await self._gateway.call(method("Jobs/ListJobs"), jobs_pb2.ListJobsRequest())
+        assert isinstance(answer, jobs_pb2.ListJobsResponse)
+        jobs = list(reversed(answer.jobs))
+        if "after" in given:
+            names = [job.job_id for job in jobs]
+            if given["after"] not in names:
+                wrong = f"is {given['after']!r}, which is no job"
+                raise RequestError(400, f"after: {wrong}", fields=(("after", wrong),))
+            jobs = jobs[names.index(given["after"]) + 1 :]
+        page = jobs[:limit]
+        return JSONResponse(
+            {
+                "jobs": [as_json(job, _BULK) for job in page],
+                "next": page[-1].job_id if len(jobs) > limit else None,
+            }
+        )
+
+    async def _submit(self, request: Request) -> Response:
+        asked = await _with_spec(request, jobs_pb2.SubmitRequest, ("request_id", "wait_for_nodes"))
+        answer = await self._gateway.call(method("Jobs/Submit"), asked)
+        return JSONResponse(as_json(answer), status_code=201)
+
+    async def _check(self, request: Request) -> Response:
+        asked = await _with_spec(request, jobs_pb2.CheckFitRequest, ())
+        return JSONResponse(as_json(await self._gateway.call(method("Jobs/CheckFit"), asked)))
+
+    async def _curve(self, request: Request) -> Response:
+        given = request.query_params
+        check_names("parameter", given, ("points", "from", "to"))
+        points = whole_number(given, "points", 1500, range(2, _MOST_POINTS + 1))
+        first = whole_number(given, "from", 0, _STEPS)
+        last = whole_number(given, "to", _STEPS.stop - 1, _STEPS)
+        asked = jobs_pb2.GetJobRequest(job_id=request.path_params["job_id"], with_steps=True)
+        answer = await self._gateway.call(method("Jobs/GetJob"), asked)
+        assert isinstance(answer, jobs_pb2.GetJobResponse)
+        # A million steps take a second, in which the controller would hear nobody.
+        columns = await run_in_threadpool(_columns, answer, first, last, points)
+        return JSONResponse({"num_steps": len(answer.steps), "columns": columns})
+
+    async def _events(self, request: Request) -> Response:
+        given = request.query_params
+        check_names("parameter", given, ("after_step",))
+        job_id = request.path_params["job_id"]
+        # Its errors are answers, which those of a stream that has begun are not.
+        await self._gateway.call(method("Jobs/GetJob"), jobs_pb2.GetJobRequest(job_id=job_id))
+        watch = jobs_pb2.WatchJobRequest(
+            job_id=job_id, after_step=whole_number(given, "after_step", 0, _STEPS), brief=True
+        )
+        messages = self._gateway.stream(method("Jobs/WatchJob"), watch)
+        return self.streams.answer(messages, _job_events)
+
+    async def _logs(self, request: Request) -> Response:
+        asked = _logs_request(request, follow=False)
+        chunks = [
+            as_json(chunk) async for chunk in self._gateway.stream(method("Jobs/Logs"), asked)
+        ]
+        return JSONResponse({"chunks": chunks})
+
+    async def _follow_logs(self, request: Request) -> Response:
+        asked = _logs_request(request, follow=True)
+        await self._gateway.call(method("Jobs/GetJob"), jobs_pb2.GetJobRequest(job_id=asked.job_id))
+        messages = self._gateway.stream(method("Jobs/Logs"), asked)
+        return self.streams.answer(messages, lambda chunk: iter([("chunk", as_json(chunk))]))
+
+
+def _refusing(handler: Handler) -> Handler:
+    """The handler, whose refusals are answers."""
+
+    @functools.wraps(handler)
+    async def handle(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except RequestError as error:
+            headers = {"Retry-After": "5"} if error.status == 503 else None
+            return JSONResponse(error.as_json(), status_code=error.status, headers=headers)
+
+    return handle
+
+
+async def _with_spec(
+    request: Request, kind: Callable[..., Message], others: tuple[str, ...]
+) -> Message:
+    """A request with the spec of a body, which is an object or the text of a file."""
+    body = await json_body(request)
+    check_names("field", body, ("spec", "text", *others))
+    if ("spec" in body) == ("text" in body):
+        raise RequestError(400, "the body has to have one of spec and text")
+    try:
+        document = body.get("spec")
+        if "text" in body:
+            read = parse_document(str(body["text"]), "the spec")
+            if read.problems:
+                raise SpecError(read.problems)
+            document = read.value
+        if not isinstance(document, dict):
+            raise RequestError(400, "the spec is no mapping of fields to values")
+        return kind(
+            spec=struct_of(document), **{name: body[name] for name in others if name in body}
+        )
+    except SpecFileError as error:
+        raise RequestError(400, str(error)) from error
+    except TypeError as error:
+        raise RequestError(400, f"the body is not as it should be: {error}") from error
+    except SpecError as error:
+        problems = tuple((each.field, each.message) for each in error.problems)
+        raise RequestError(400, "the job spec has a problem", fields=problems) from error
+
+
+def _logs_request(request: Request, *, follow: bool) -> jobs_pb2.LogsRequest:
+    given = request.query_params
+    check_names("parameter", given, ("rank", "attempt", "tail_bytes"))
+    asked = jobs_pb2.LogsRequest(
+        job_id=request.path_params["job_id"],
+        follow=follow,
+        attempt=whole_number(given, "attempt", 0, _STEPS),
+        tail_bytes=whole_number(given, "tail_bytes", 65_536, _LOG_BYTES),
+        timestamps=True,
+    )
+    if "rank" in given:
+        asked.rank = whole_number(given, "rank", 0, range(2**31))
+    return asked
+
+
+def _job_events(message: Message) -> Iterator[Event]:
+    assert isinstance(message, jobs_pb2.WatchJobResponse)
+    if message.HasField("job"):
+        yield "job", as_json(message.job, _BULK if message.is_brief else ())
+    if message.steps:
+        yield "steps", [as_json(each) for each in message.steps]
+
+
+def _columns(
+    answer: jobs_pb2.GetJobResponse, first: int, last: int, points: int
+) -> dict[str, list[Any]]:
+    steps = [each for each in answer.steps if first <= each.step <= last]
+    evaluated = [row for row, each in enumerate(steps) if each.HasField("eval_loss")]
+    kept = kept_rows([each.loss for each in steps], evaluated, points)
+    rows = [_row(steps[row]) for row in kept]
+    names = _row(common_pb2.StepReport())
+    return {name: [row[name] for row in rows] for name in names}
+
+
+def _row(report: common_pb2.StepReport) -> dict[str, Any]:
+    row: dict[str, Any] = as_json(report)
+    tokens = row.pop("tokens")
+    row["tokens_per_s"] = tokens / report.duration_s if report.duration_s > 0 else None
+    if not tokens:
+        # Its batch was left out.
+        row["loss"] = row["grad_norm"] = row["tokens_per_s"] = None
+    return row

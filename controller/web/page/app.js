@@ -1,0 +1,91 @@
+// The frame of the page, and which view a path shows.
+
+import { get } from "/page/api.js";
+import { html, Link, useEffect, usePolled, useState } from "/page/ui.js";
+import { render } from "/page/vendor/preact-htm.js";
+import { IncidentView, IncidentsView } from "/page/views/incidents.js";
+import { JobView } from "/page/views/job.js";
+import { JobsView } from "/page/views/jobs.js";
+import { NodesView } from "/page/views/nodes.js";
+import { RanksView } from "/page/views/ranks.js";
+import { SubmitView } from "/page/views/submit.js";
+
+const VIEWS = [
+  [/^\/(?:jobs)?$/, JobsView, "Jobs"],
+  [/^\/jobs\/([^/]+)$/, JobView, "Job"],
+  [/^\/jobs\/([^/]+)\/ranks$/, RanksView, "Ranks"],
+  [/^\/nodes$/, NodesView, "Nodes"],
+  [/^\/incidents$/, IncidentsView, "Incidents"],
+  [/^\/incidents\/([^/]+)$/, IncidentView, "Incident"],
+  [/^\/submit$/, SubmitView, "Submit"],
+];
+const PLACES = [["/jobs", "Jobs"], ["/nodes", "Nodes"], ["/incidents", "Incidents"], ["/submit", "Submit"]];
+const THEMES = { "": "dark", dark: "light", light: "" };
+
+function Theme() {
+  const [theme, setTheme] = useState(document.documentElement.dataset.theme ?? "");
+  const turn = () => {
+    const next = THEMES[theme];
+    setTheme(next);
+    if (next) {
+      document.documentElement.dataset.theme = next;
+      localStorage.setItem("outlast-theme", next);
+    } else {
+      delete document.documentElement.dataset.theme;
+      localStorage.removeItem("outlast-theme");
+    }
+    dispatchEvent(new Event("outlast-themed"));
+  };
+  return html`<button class="theme" onClick=${turn}>Theme: ${theme || "system"}</button>`;
+}
+
+function Controller() {
+  const about = usePolled(() => get(["about"]), [], 10);
+  if (about.error) return html`<p class="banner bad" role="alert">The controller does not answer: ${about.error.message}</p>`;
+  if (!about.value?.read_only) return null;
+  return html`<p class="banner warn" role="alert">The controller is read-only: ${about.value.read_only}</p>`;
+}
+
+function App() {
+  const [path, setPath] = useState(location.pathname);
+  useEffect(() => {
+    const moved = () => {
+      setPath(location.pathname);
+      scrollTo(0, 0);
+    };
+    addEventListener("popstate", moved);
+    addEventListener("outlast-navigated", moved);
+    return () => {
+      removeEventListener("popstate", moved);
+      removeEventListener("outlast-navigated", moved);
+    };
+  }, []);
+  const found = VIEWS.map(([pattern, view, title]) => [path.match(pattern), view, title]).find(
+    ([match]) => match,
+  );
+  const name = found?.[0][1] && decodeURIComponent(found[0][1]);
+  useEffect(() => {
+    document.title = `${name ?? found?.[2] ?? "Not found"} · Outlast`;
+  }, [path]);
+  return html`<a class="skip" href="#main">To the content</a>
+    <header class="top">
+      <${Link} to="/jobs" class="brand"><img src="/page/icon.svg" alt="" width="24" height="24" />Outlast<//>
+      <nav aria-label="Pages">
+        ${PLACES.map(
+          ([to, title]) => html`<${Link}
+            to=${to}
+            aria-current=${path === to || (to !== "/submit" && path.startsWith(`${to}/`)) || (to === "/jobs" && path === "/") ? "page" : undefined}
+          >${title}<//>`,
+        )}
+      </nav>
+      <${Theme} />
+    </header>
+    <${Controller} />
+    <main id="main" tabindex="-1">
+      ${found
+        ? html`<${found[1]} key=${path} name=${name} />`
+        : html`<h1>Not found</h1><p>There is no page ${path}.</p>`}
+    </main>`;
+}
+
+render(html`<${App} />`, document.getElementById("app"));

@@ -1,0 +1,125 @@
+// Curves over steps, drawn by uPlot: one cursor and one zoom for all charts of a view.
+
+import { html, useEffect, useRef } from "/page/ui.js";
+
+// By Okabe and Ito, told apart by the colour-blind, in the two themes.
+const COLORS = {
+  light: ["#0b6aa8", "#b3480a", "#007a5a", "#8a4f9e"],
+  dark: ["#5cb8f0", "#f0913e", "#3cc9a0", "#d3a0e6"],
+};
+const HEIGHT_PX = 190;
+
+function colorOf(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+/** A line at each mark's step, with what happened there. */
+function marked(marks) {
+  return (plot) => {
+    const { ctx, bbox } = plot;
+    ctx.save();
+    ctx.setLineDash([4, 4]);
+    ctx.lineWidth = devicePixelRatio;
+    for (const mark of marks.current) {
+      const x = plot.valToPos(mark.step, "x", true);
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.strokeStyle = colorOf(mark.isFault ? "--warn" : "--quiet");
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+    }
+    ctx.restore();
+  };
+}
+
+function options(title, series, sync, format, marks, width, isLog) {
+  const colors = COLORS[isDark() ? "dark" : "light"];
+  const axis = { stroke: colorOf("--quiet"), grid: { stroke: colorOf("--line"), width: 1 } };
+  const font = "12px system-ui, sans-serif";
+  return {
+    width,
+    height: HEIGHT_PX,
+    scales: { x: { time: false }, y: { distr: isLog ? 3 : 1 } },
+    cursor: { sync: { key: sync, setSeries: false }, drag: { x: true, y: false } },
+    legend: { live: true },
+    axes: [
+      { ...axis, font, size: 34 },
+      { ...axis, font, size: 64, values: (_, values) => values.map((value) => (value === null ? "" : format(value))) },
+    ],
+    series: [
+      { label: "step", value: (plot, value) => value ?? plot.data[0].at(-1) ?? "–" },
+      ...series.map((each, index) => ({
+        label: each.label,
+        stroke: colors[index % colors.length],
+        width: each.isDots ? 0 : 1.5,
+        points: { show: Boolean(each.isDots), size: 6, fill: colors[index % colors.length] },
+        spanGaps: false,
+        // Where no cursor is, the last one.
+        value: (plot, value, at) => {
+          const shown = value ?? plot.data[at].findLast((each) => each !== null);
+          return shown === undefined || shown === null ? "–" : format(shown);
+        },
+      })),
+    ],
+    hooks: { draw: [marked(marks)] },
+  };
+}
+
+/**
+ * @param {{label: string, isDots?: boolean}[]} series
+ * @param {(number|null)[][]} data steps, then the values of each series
+ */
+export function Chart({ title, series, data, sync, format, marks = [], isLog = false }) {
+  const box = useRef(null);
+  const plot = useRef(null);
+  const shownMarks = useRef(marks);
+  shownMarks.current = marks;
+  const latest = useRef(data);
+  latest.current = data;
+  const names = series.map((each) => each.label).join();
+  useEffect(() => {
+    const make = () => {
+      plot.current?.destroy();
+      const width = box.current.clientWidth;
+      const made = options(title, series, sync, format, shownMarks, width, isLog);
+      plot.current = new uPlot(made, latest.current, box.current);
+    };
+    make();
+    const resized = new ResizeObserver(() => {
+      plot.current.setSize({ width: box.current.clientWidth, height: HEIGHT_PX });
+    });
+    resized.observe(box.current);
+    const dark = matchMedia("(prefers-color-scheme: dark)");
+    dark.addEventListener("change", make);
+    addEventListener("outlast-themed", make);
+    return () => {
+      resized.disconnect();
+      dark.removeEventListener("change", make);
+      removeEventListener("outlast-themed", make);
+      plot.current.destroy();
+      plot.current = null;
+    };
+  }, [names, sync, isLog]);
+  useEffect(() => {
+    const now = plot.current;
+    const steps = data[0];
+    const before = now.data[0];
+    const { min, max } = now.scales.x;
+    // Who has zoomed in stays there.
+    const isWhole = !before.length || min === null || (min <= before[0] && max >= before.at(-1));
+    now.setData(data, isWhole);
+    if (!isWhole && steps.length) now.redraw();
+  }, [data, marks]);
+  const last = data.slice(1).map((values) => values.findLast((value) => value !== null));
+  const spoken = series.map((each, index) => `${each.label} ${last[index] === undefined ? "none" : format(last[index])}`);
+  return html`<figure class="chart">
+    <figcaption>${title}</figcaption>
+    <div ref=${box} role="img" aria-label="${title} over steps; now: ${spoken.join(", ")}"></div>
+  </figure>`;
+}

@@ -1,0 +1,224 @@
+// One job: what it does and why, its curves, faults, time, logs and spec.
+
+import { follow, get, post } from "/page/api.js";
+import { Chart } from "/page/charts.js";
+import { attemptMarks, emptyCurve, joined, withReports } from "/page/curve.js";
+import {
+  ago, bytes, count, duration, ENDED, leftS, mfu, moment, number, percent, short, words,
+} from "/page/format.js";
+import {
+  Actions, Failure, html, Link, Loading, Progress, Split, State, Table, Tile, useEffect, usePolled, useState,
+} from "/page/ui.js";
+import { Logs } from "/page/views/logs.js";
+
+const SECONDS = {
+  productive: "green", checkpoint: "sky", redo: "orange", restore: "blue", detect: "red",
+  diagnose: "purple", provision: "yellow", paused: "grey",
+};
+const STEP_PARTS = {
+  forward_s: "blue", backward_s: "sky", optimizer_s: "green", tp_exposed_s: "orange",
+  pp_exposed_s: "yellow", dp_exposed_s: "red", other_exposed_s: "purple", data_s: "grey",
+};
+// Incidents that a page shows; older ones have a page of their own.
+const NEWEST = 50;
+
+/** The job and its curve, followed live. */
+function useJob(name) {
+  const [job, setJob] = useState(null);
+  const [curve, setCurve] = useState(emptyCurve());
+  const [error, setError] = useState(null);
+  const [isLive, setLive] = useState(true);
+  useEffect(() => {
+    let end = () => {};
+    let isOver = false;
+    const begin = async () => {
+      try {
+        const [found, read] = await Promise.all([get(["jobs", name]), get(["jobs", name, "curve"])]);
+        if (isOver) return;
+        setJob(found.job);
+        setCurve(read.columns);
+        const query = { after_step: read.columns.step.at(-1) ?? 0 };
+        const handlers = {
+          // A brief one lacks what has not changed.
+          job: (next) => setJob((before) => ({ ...next, nodes: next.nodes ?? before.nodes, spec: next.spec ?? before.spec })),
+          steps: (reports) => setCurve((before) => withReports(before, reports)),
+        };
+        end = follow(["jobs", name, "events"], query, handlers, setLive);
+      } catch (failure) {
+        if (!isOver) setError(failure);
+      }
+    };
+    begin();
+    return () => {
+      isOver = true;
+      end();
+    };
+  }, [name]);
+  return { job, curve, error, isLive };
+}
+
+function Head({ job, isLive }) {
+  const can = (verb) => () => post(["jobs", job.job_id, verb]);
+  const isEnded = ENDED.includes(job.state);
+  const actions = [
+    !isEnded && job.state !== "PAUSED" && { name: "Pause", run: can("pause") },
+    job.state === "PAUSED" && { name: "Resume", run: can("resume") },
+    !isEnded && { name: "Cancel", run: can("cancel"), isGrave: true, ask: `Cancel ${job.job_id}? It cannot go on after that.` },
+  ].filter(Boolean);
+  return html`<div class="head">
+      <h1>${job.job_id}</h1>
+      <span aria-live="polite"><${State} state=${job.state} /></span>
+      ${!isLive && !isEnded && html`<span class="quiet">connection lost, trying again…</span>`}
+      <${Link} to="/jobs/${job.job_id}/ranks">Its ranks<//>
+      <${Actions} actions=${actions} />
+    </div>
+    <p class="reason">${job.reason} <span class="quiet">since ${moment(job.state_since_s)}</span></p>
+    ${job.open_incident && html`<p class="banner warn">
+      Open incident: <${Link} to="/incidents/${job.open_incident}">${job.open_incident}<//>
+    </p>`}
+    ${job.error && html`<pre class="traceback" tabindex="0">${job.error}</pre>`}`;
+}
+
+function Tiles({ job, curve }) {
+  const recent = curve.duration_s.slice(-20).filter((value) => value !== null);
+  const stepS = recent.length ? recent.reduce((sum, value) => sum + value, 0) / recent.length : null;
+  const isRunning = job.state === "RUNNING";
+  const evaluated = curve.eval_loss.findLast((value) => value !== null);
+  return html`<dl class="tiles">
+    <${Tile} label="Step" value="${count(job.step)} / ${count(job.total_steps)}"
+      detail=${isRunning ? html`<span>${duration(leftS(job, stepS))} left</span>` : ""} />
+    <${Tile} label="Loss" value=${number(job.loss)}
+      detail=${evaluated !== undefined ? `held out ${number(evaluated)}` : ""} />
+    <${Tile} label="Tokens/s" value=${short(job.tokens_per_s || null)} detail=${stepS ? `${duration(stepS)} a step` : ""} />
+    <${Tile} label="MFU" value=${percent(mfu(job))} detail=${job.device || `${short(job.model_flops_per_s || null)}FLOP/s`} />
+    <${Tile} label="ETTR" value=${percent(job.ettr)} detail="last hour ${percent(job.ettr_last_hour)}"
+      title="Productive share of the time since it was submitted" />
+    <${Tile} label="Attempt" value=${count(job.attempt)} detail="${count(job.restarts)} restarts, ${count(job.retry_left)} retries left" />
+    <${Tile} label="Committed step" value=${count(job.committed_step)} detail="in storage" />
+    <${Tile} label="Ranks" value=${count(job.ranks)} detail="${job.nodes?.length ?? 0} nodes" />
+  </dl>
+  <${Progress} done=${job.step} total=${job.total_steps} label="Steps done" />`;
+}
+
+function Curves({ job, curve, incidents, others }) {
+  const [compared, setCompared] = useState("");
+  const [other, setOther] = useState(null);
+  const [isLog, setLog] = useState(false);
+  useEffect(() => {
+    if (compared === "") {
+      setOther(null);
+      return;
+    }
+    get(["jobs", compared, "curve"]).then((read) => setOther(read.columns), () => setOther(null));
+  }, [compared]);
+  const marks = [
+    ...attemptMarks(curve),
+    ...incidents.filter((each) => !each.is_note && each.fault_step >= 0).map((each) => ({ step: each.fault_step, isFault: true })),
+  ];
+  const shared = { sync: job.job_id, marks };
+  const one = (name) => [curve.step, curve[name]];
+  const loss = other
+    ? { series: [{ label: job.job_id }, { label: compared }], data: joined(curve, other, "loss") }
+    : { series: [{ label: "loss" }, { label: "held out", isDots: true }], data: [curve.step, curve.loss, curve.eval_loss] };
+  return html`<section aria-labelledby="curves">
+    <div class="head">
+      <h2 id="curves">Curves</h2>
+      <label>Compare with <select value=${compared} onChange=${(event) => setCompared(event.target.value)}>
+        <option value="">no other</option>
+        ${others.map((each) => html`<option value=${each}>${each}</option>`)}
+      </select></label>
+      <label><input type="checkbox" checked=${isLog} onChange=${(event) => setLog(event.target.checked)} /> logarithmic loss</label>
+      <span class="quiet">Drag to zoom, double click to see all. Dashed: a new attempt; orange: a fault.</span>
+    </div>
+    <div class="charts">
+      <${Chart} ...${shared} ...${loss} title="Loss" format=${number} isLog=${isLog} />
+      <${Chart} ...${shared} title="Gradient norm" series=${[{ label: "gradient norm" }]} data=${one("grad_norm")} format=${number} />
+      <${Chart} ...${shared} title="Tokens per second" series=${[{ label: "tokens/s" }]} data=${one("tokens_per_s")} format=${short} />
+      <${Chart} ...${shared} title="Step time" series=${[{ label: "step time" }]} data=${one("duration_s")} format=${duration} />
+    </div>
+  </section>`;
+}
+
+function Times({ job }) {
+  const seconds = Object.entries(job.seconds).map(([name, value]) => ({ name, value, color: SECONDS[name] ?? "grey" }));
+  const order = Object.keys(SECONDS);
+  seconds.sort((a, b) => order.indexOf(a.name) - order.indexOf(b.name));
+  const use = job.step_use;
+  const parts = Object.entries(STEP_PARTS).map(([name, color]) => ({
+    name: name.replace("_exposed_s", " communication").replace("_s", ""), value: use?.split?.[name] ?? 0, color,
+  }));
+  return html`<div class="columns">
+    <section aria-labelledby="times">
+      <h2 id="times">Where its time went</h2>
+      <${Split} parts=${seconds} format=${duration} label="Seconds since it was submitted" />
+    </section>
+    <section aria-labelledby="step">
+      <h2 id="step">A step now</h2>
+      <${Split} parts=${parts} format=${duration} label="Seconds of a step, mean over ranks" />
+      ${use && html`<p class="quiet">
+        ${use.expected_bubble > 0 && `Bubble ${percent(use.bubble)} (in theory ${percent(use.expected_bubble)}), `}
+        peak memory ${bytes(use.peak_memory_bytes)} (planned ${bytes(use.expected_memory_bytes)})
+      </p>`}
+    </section>
+  </div>`;
+}
+
+/** Faults on one axis of time, above their table. */
+function Incidents({ job, incidents }) {
+  const columns = [
+    { name: "Incident", cell: (each) => html`<${Link} to="/incidents/${each.incident_id}">${each.incident_id}<//>` },
+    { name: "State", cell: (each) => html`<${State} state=${each.state} kind="incident" />` },
+    { name: "Opened", cell: (each) => moment(each.opened_s) },
+    { name: "Cause", cell: (each) => words(each.cause) },
+    { name: "Action", cell: (each) => (each.is_note ? "logged only" : words(each.action)) },
+    { name: "Nodes", cell: (each) => each.culprit_nodes.join(", ") },
+    { name: "Found in", isNumber: true, cell: (each) => duration(each.detection_s) },
+    { name: "Back after", isNumber: true, cell: (each) => duration(each.recovery_s) },
+    { name: "Steps redone", isNumber: true, cell: (each) => count(each.steps_redone) },
+  ];
+  const fromS = job.submitted_s;
+  const untilS = job.finished_s ?? Date.now() / 1000;
+  const share = (atS) => `${Math.min(100, Math.max(0, (100 * (atS - fromS)) / (untilS - fromS || 1)))}%`;
+  return html`<section aria-labelledby="faults">
+    <h2 id="faults">Incidents</h2>
+    ${incidents.length === 0
+      ? html`<p class="quiet">None.</p>`
+      : html`<div class="axis" aria-hidden="true">
+            ${incidents.map((each) => html`<span class=${each.closed_s ? "past" : "open"} style=${{ left: share(each.opened_s) }}
+              title="${each.incident_id}: ${words(each.cause)}"></span>`)}
+          </div>
+          <p class="ends quiet"><span>${moment(fromS)}</span><span>${moment(untilS)}</span></p>
+          <${Table} caption="Incidents" columns=${columns} rows=${[...incidents].reverse()} rowKey=${(each) => each.incident_id} />`}
+  </section>`;
+}
+
+function Facts({ job }) {
+  return html`<section aria-labelledby="facts">
+    <h2 id="facts">Spec and places</h2>
+    <dl class="facts">
+      <dt>Submitted</dt><dd>${moment(job.submitted_s)} (${ago(job.submitted_s)})</dd>
+      <dt>Checkpoints</dt><dd><code>${job.checkpoint_url}</code></dd>
+      <dt>Nodes</dt><dd>${(job.nodes ?? []).slice(0, 64).join(", ") || "none"}${job.nodes?.length > 64 ? " …" : ""}</dd>
+      <dt>Arithmetic</dt><dd>${job.environment || "not known yet"}</dd>
+      ${job.data_left_out.length > 0 && html`<dt>Data left out</dt><dd>${job.data_left_out.join("; ")}</dd>`}
+    </dl>
+    <details><summary>Spec</summary><pre tabindex="0">${JSON.stringify(job.spec, null, 2)}</pre></details>
+  </section>`;
+}
+
+export function JobView({ name }) {
+  const { job, curve, error, isLive } = useJob(name);
+  const incidents = usePolled(() => get(["incidents"], { job: name, newest: NEWEST, brief: true }), [name]);
+  const jobs = usePolled(() => get(["jobs"]), [name], 30);
+  if (error) return html`<h1>${name}</h1><${Failure} error=${error} />`;
+  if (job === null) return html`<h1>${name}</h1><${Loading} />`;
+  const found = incidents.value?.incidents ?? [];
+  const others = (jobs.value?.jobs ?? []).map((each) => each.job_id).filter((each) => each !== name);
+  return html`<${Head} job=${job} isLive=${isLive} />
+    <${Tiles} job=${job} curve=${curve} />
+    <${Curves} job=${job} curve=${curve} incidents=${found} others=${others} />
+    <${Times} job=${job} />
+    <${Incidents} job=${job} incidents=${found} />
+    <${Logs} job=${job} />
+    <${Facts} job=${job} />`;
+}

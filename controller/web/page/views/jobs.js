@@ -1,0 +1,40 @@
+// All jobs, newest first.
+
+import { get } from "/page/api.js";
+import { ago, count, mfu, number, percent, short } from "/page/format.js";
+import { Empty, Failure, html, Link, Loading, Progress, State, Table, usePolled } from "/page/ui.js";
+
+const COLUMNS = [
+  { name: "Job", cell: (job) => html`<${Link} to="/jobs/${job.job_id}">${job.job_id}<//>` },
+  { name: "State", cell: (job) => html`<${State} state=${job.state} />` },
+  {
+    name: "Progress",
+    cell: (job) => html`<span class="progress">
+      <${Progress} done=${job.step} total=${job.total_steps} label="steps of ${job.job_id}" />
+      <span>${count(job.step)} / ${count(job.total_steps)}</span>
+    </span>`,
+  },
+  { name: "Loss", isNumber: true, cell: (job) => number(job.loss) },
+  { name: "Tokens/s", isNumber: true, cell: (job) => short(job.tokens_per_s || null) },
+  { name: "MFU", isNumber: true, cell: (job) => percent(mfu(job)) },
+  { name: "ETTR", isNumber: true, cell: (job) => percent(job.ettr) },
+  { name: "Attempt", isNumber: true, cell: (job) => count(job.attempt) },
+  { name: "Submitted", isNumber: true, cell: (job) => ago(job.submitted_s) },
+  { name: "Why", cell: (job) => html`<span class="why" title=${job.reason}>${job.reason}</span>` },
+];
+
+export function JobsView() {
+  const { value, error } = usePolled(() => get(["jobs"]), []);
+  const jobs = value?.jobs ?? [];
+  const running = jobs.filter((job) => job.state === "RUNNING");
+  return html`<h1>Jobs</h1>
+    <${Failure} error=${error} />
+    ${value === null && !error && html`<${Loading} />`}
+    ${value !== null && jobs.length === 0 && html`<${Empty} title="No jobs yet">
+      <${Link} to="/submit">Submit one here<//>, or with <code>outlast submit job.yaml</code>.
+    <//>`}
+    ${jobs.length > 0 && html`<p class="quiet">
+        ${running.length} running of ${jobs.length}${value.next ? " newest" : ""}
+      </p>
+      <${Table} caption="Jobs" columns=${COLUMNS} rows=${jobs} rowKey=${(job) => job.job_id} />`}`;
+}

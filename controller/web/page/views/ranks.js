@@ -1,0 +1,284 @@
+// The ranks of a job in three dimensions: planes are pipeline stages, on each data times tensor.
+
+import { get } from "/page/api.js";
+import { bytes, count, duration, words } from "/page/format.js";
+import { awaited, groupOf, heldUpBy, operationInWords } from "/page/layout.js";
+import {
+  Failure, html, Link, Loading, useEffect, useMemo, usePolled, useRef, useState,
+} from "/page/ui.js";
+
+// As many as an answer has.
+const PAGE = 4096;
+// Against the median of its stage, from which a colour says no more.
+const [LEAST, MOST] = [0.5, 2];
+// Of a cell, from which its rank's number fits.
+const NUMBERED_PX = 28;
+
+const part = (name) => (rank) => rank.split?.[name] ?? null;
+const MEASURES = {
+  "Standing still": { of: (rank) => (rank.phase ? rank.stalled_s : null), format: duration, isAbsolute: true },
+  "Steps behind": { of: (rank, newest) => (rank.phase ? newest - rank.completed_step : null), format: count, isAbsolute: true },
+  Forward: { of: part("forward_s"), format: duration },
+  Backward: { of: part("backward_s"), format: duration },
+  Optimizer: { of: part("optimizer_s"), format: duration },
+  "Waits for tp": { of: part("tp_exposed_s"), format: duration },
+  "Waits for pp": { of: part("pp_exposed_s"), format: duration },
+  "Waits for dp": { of: part("dp_exposed_s"), format: duration },
+  "Waits for data": { of: part("data_wait_s"), format: duration },
+  "Peak memory": { of: (rank) => rank.peak_memory_bytes || null, format: bytes },
+};
+
+async function allRanks(name) {
+  const first = await get(["jobs", name, "ranks"]);
+  const ranks = [...first.ranks];
+  while (ranks.length < first.num_ranks) {
+    ranks.push(...(await get(["jobs", name, "ranks"], { first: ranks.length, most: PAGE })).ranks);
+  }
+  return { ...first, ranks };
+}
+
+function median(values) {
+  const sorted = values.filter((value) => value !== null).sort((a, b) => a - b);
+  return sorted.length ? sorted[sorted.length >> 1] : null;
+}
+
+/** From 0 (as good as any) to 1 for each rank; null where nothing is known. */
+function heats(ranks, measure) {
+  const newest = Math.max(...ranks.map((rank) => rank.completed_step));
+  const values = ranks.map((rank) => measure.of(rank, newest));
+  if (measure.isAbsolute) {
+    const limit = (rank) => (measure.format === duration ? rank.stall_limit_s || 10 : 2);
+    return { values, heat: values.map((value, index) => (value === null ? null : Math.min(1, value / limit(ranks[index])))) };
+  }
+  const ofStage = new Map();
+  for (const rank of ranks) {
+    if (!ofStage.has(rank.pp)) ofStage.set(rank.pp, median(ranks.filter((each) => each.pp === rank.pp).map((each) => values[each.rank])));
+  }
+  const heat = values.map((value, index) => {
+    const middle = ofStage.get(ranks[index].pp);
+    if (value === null || !middle) return value === null ? null : 0;
+    return Math.min(1, Math.max(0, (value / middle - LEAST) / (MOST - LEAST)));
+  });
+  return { values, heat };
+}
+
+/** Ranks that hold up others, with how many, while a job stands still; stopped ones, where there are any. */
+function culpritsOf(data) {
+  // Everybody waits for somebody at any time; a hang is where that lasts.
+  const lasts = (rank) => rank.stall_limit_s > 0 && rank.stalled_s > rank.stall_limit_s / 2;
+  if (!data.ranks.some(lasts)) return [];
+  const held = heldUpBy(data.ranks, data);
+  const waiting = new Map(held);
+  const stopped = data.ranks.filter((rank) => rank.process_state === "T");
+  // Who waits for one that has entered an operation and was stopped inside looks free.
+  return stopped.length > 0 ? stopped.map(({ rank }) => [rank, waiting.get(rank) ?? 0]) : held;
+}
+
+/** Where each plane and cell lies, for a canvas of this width. */
+function geometry(layout, width) {
+  const slant = 0.5;
+  const across = layout.dp + slant * layout.tp;
+  const cell = Math.max(3, Math.min(84, (width - 60) / across));
+  const depth = Math.max(3, cell * 0.6);
+  const gap = depth * layout.tp + Math.max(26, cell);
+  const corner = (pp, dp, tp) => [50 + dp * cell + tp * cell * slant, 14 + pp * gap + depth * (layout.tp - tp)];
+  return { cell, depth, slant, corner, height: 14 + gap * layout.pp + 10 };
+}
+
+function cellPath(ctx, shape, rank, inset) {
+  const { corner, cell, depth, slant } = shape;
+  const [x, y] = corner(rank.pp, rank.dp, rank.tp);
+  const lean = cell * slant;
+  ctx.beginPath();
+  ctx.moveTo(x + inset, y - inset);
+  ctx.lineTo(x + cell - inset, y - inset);
+  ctx.lineTo(x + cell + lean - inset, y - depth + inset);
+  ctx.lineTo(x + lean + inset, y - depth + inset);
+  ctx.closePath();
+}
+
+function colorOf(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+/** From blue over grey to orange: told apart by the colour-blind. */
+function heatColor(heat) {
+  if (heat === null) return colorOf("--line");
+  const from = [70, 140, 200];
+  const to = [220, 90, 20];
+  const mixed = from.map((value, index) => Math.round(value + (to[index] - value) * heat));
+  return `rgb(${mixed.join()})`;
+}
+
+function draw(canvas, shape, data, heat, chosen, culprits, groups) {
+  const ratio = devicePixelRatio;
+  const width = canvas.clientWidth;
+  canvas.width = width * ratio;
+  canvas.height = shape.height * ratio;
+  canvas.style.height = `${shape.height}px`;
+  const ctx = canvas.getContext("2d");
+  ctx.scale(ratio, ratio);
+  const inset = shape.cell > 8 ? 1 : 0;
+  ctx.font = "12px system-ui, sans-serif";
+  ctx.textAlign = "center";
+  ctx.textBaseline = "middle";
+  for (const rank of data.ranks) {
+    cellPath(ctx, shape, rank, inset);
+    ctx.fillStyle = heatColor(heat[rank.rank]);
+    ctx.fill();
+    if (shape.cell >= NUMBERED_PX) {
+      const [x, y] = shape.corner(rank.pp, rank.dp, rank.tp);
+      ctx.fillStyle = heat[rank.rank] === null ? colorOf("--quiet") : "#fff";
+      ctx.fillText(rank.rank, x + shape.cell * (0.5 + shape.slant / 2), y - shape.depth / 2);
+    }
+  }
+  ctx.lineWidth = 2;
+  for (const [name, members] of Object.entries(groups)) {
+    ctx.strokeStyle = colorOf({ tp: "--green", dp: "--purple", pp: "--ink" }[name]);
+    for (const member of members) {
+      cellPath(ctx, shape, data.ranks[member], 1);
+      ctx.stroke();
+    }
+  }
+  for (const culprit of culprits) {
+    ctx.save();
+    ctx.shadowColor = ctx.strokeStyle = colorOf("--bad");
+    ctx.shadowBlur = 14;
+    ctx.lineWidth = 3;
+    cellPath(ctx, shape, data.ranks[culprit], 0);
+    ctx.stroke();
+    ctx.restore();
+  }
+  if (chosen !== null) {
+    ctx.strokeStyle = colorOf("--ink");
+    ctx.lineWidth = 3;
+    cellPath(ctx, shape, data.ranks[chosen], 0);
+    ctx.stroke();
+  }
+  ctx.fillStyle = colorOf("--quiet");
+  ctx.textAlign = "left";
+  for (let pp = 0; pp < data.pp; pp += 1) {
+    const [, y] = shape.corner(pp, 0, 0);
+    ctx.fillText(`pp ${pp}`, 4, y - shape.depth / 2);
+  }
+}
+
+/** The rank under a point, or null. */
+function rankAt(shape, data, x, y) {
+  const ctx = new OffscreenCanvas(1, 1).getContext("2d");
+  return data.ranks.find((rank) => {
+    cellPath(ctx, shape, rank, 0);
+    return ctx.isPointInPath(x, y);
+  })?.rank ?? null;
+}
+
+const STEPS = {
+  ArrowRight: ["dp", 1], ArrowLeft: ["dp", -1], ArrowUp: ["tp", 1], ArrowDown: ["tp", -1],
+  PageDown: ["pp", 1], PageUp: ["pp", -1],
+};
+
+function moved(data, chosen, key) {
+  const [axis, by] = STEPS[key];
+  const at = { ...data.ranks[chosen ?? 0] };
+  at[axis] = (at[axis] + by + data[axis]) % data[axis];
+  return (at.pp * data.dp + at.dp) * data.tp + at.tp;
+}
+
+function Cube({ data, heat, chosen, choose, culprits }) {
+  const canvas = useRef(null);
+  const [width, setWidth] = useState(0);
+  useEffect(() => {
+    const resized = new ResizeObserver(() => setWidth(canvas.current.clientWidth));
+    resized.observe(canvas.current);
+    const themed = () => setWidth((before) => before + 1e-9);
+    addEventListener("outlast-themed", themed);
+    return () => {
+      resized.disconnect();
+      removeEventListener("outlast-themed", themed);
+    };
+  }, []);
+  const shape = useMemo(() => geometry(data, width), [data.tp, data.pp, data.dp, width]);
+  const groups = useMemo(() => {
+    if (chosen === null) return {};
+    return Object.fromEntries(["pp", "dp", "tp"].map((name) => [name, groupOf(data.ranks, data, chosen, name)]));
+  }, [data, chosen]);
+  useEffect(() => {
+    if (width > 0) draw(canvas.current, shape, data, heat, chosen, culprits, groups);
+  }, [shape, data, heat, chosen, culprits, groups]);
+  const picked = (event) => {
+    const box = canvas.current.getBoundingClientRect();
+    choose(rankAt(shape, data, event.clientX - box.left, event.clientY - box.top));
+  };
+  const pressed = (event) => {
+    if (!(event.key in STEPS)) return;
+    event.preventDefault();
+    choose(moved(data, chosen, event.key));
+  };
+  return html`<canvas ref=${canvas} class="cube" tabindex="0" role="application"
+    aria-label="Ranks by pipeline stage, replica and tensor shard; arrow keys and page keys choose one"
+    onClick=${picked} onKeyDown=${pressed}></canvas>`;
+}
+
+function Chosen({ data, rank, values, measure, choose }) {
+  const waits = awaited(data.ranks, data, rank.rank);
+  const button = (each) => html`<button class="link" onClick=${() => choose(each)}>${each}</button> `;
+  const some = (ranks) => html`${ranks.slice(0, 16).map(button)}${ranks.length > 16 ? `and ${ranks.length - 16} more` : ""}`;
+  return html`<dl class="facts">
+    <dt>Place</dt><dd>pp ${rank.pp}, dp ${rank.dp}, tp ${rank.tp}, on ${rank.node || "no node"}</dd>
+    <dt>Now</dt><dd>${rank.phase ? words(rank.phase) : "nothing heard yet"}, step ${count(Math.max(0, rank.completed_step))} done</dd>
+    <dt>Last operation</dt><dd>${operationInWords(rank.last_operation)}${rank.last_operation && ` for ${duration(rank.last_operation.age_s)}`}</dd>
+    ${waits !== null && html`<dt>Waits for</dt><dd>${waits.length ? some(waits) : "nobody: all have entered"}</dd>`}
+    <dt>Nothing changed for</dt><dd>${duration(rank.stalled_s)}${rank.stall_limit_s > 0 ? `, limit ${duration(rank.stall_limit_s)}` : ""}</dd>
+    <dt>${measure}</dt><dd>${MEASURES[measure].format(values[rank.rank])}</dd>
+    <dt>Peak memory</dt><dd>${bytes(rank.peak_memory_bytes)}</dd>
+    ${["tp", "dp", "pp"].filter((axis) => data[axis] > 1).map((axis) => html`<dt><span class="axis-${axis}">■</span> ${axis} group</dt><dd>${some(groupOf(data.ranks, data, rank.rank, axis))}</dd>`)}
+  </dl>`;
+}
+
+/** In words, for those who do not see the picture, and for all. */
+function Culprits({ data, culprits }) {
+  if (culprits.length === 0) return null;
+  return html`<p class="banner bad" role="status">
+    ${culprits.slice(0, 4).map(([rank, waiting]) => html`<span>
+      Rank ${rank} on ${data.ranks[rank].node} ${data.ranks[rank].process_state === "T" ? "is stopped" : "holds up others"}${waiting > 0 && `; directly waiting for it: ${waiting}`}. </span>`)}
+  </p>`;
+}
+
+function Highest({ data, heat, values, measure, choose }) {
+  const format = MEASURES[measure].format;
+  const hottest = data.ranks.filter((rank) => heat[rank.rank] !== null)
+    .sort((a, b) => heat[b.rank] - heat[a.rank] || a.rank - b.rank).slice(0, 8);
+  return html`<h2>Highest</h2>
+    <ol class="highest">${hottest.map((rank) => html`<li>
+      <button class="link" onClick=${() => choose(rank.rank)}>rank ${rank.rank}</button>${" "}
+      ${format(values[rank.rank])}${" "}<span class="quiet">${rank.node}</span>
+    </li>`)}</ol>`;
+}
+
+export function RanksView({ name }) {
+  const { value: data, error } = usePolled(() => allRanks(name), [name], 1);
+  const [measure, setMeasure] = useState("Standing still");
+  const [chosen, setChosen] = useState(null);
+  const found = useMemo(() => data && heats(data.ranks, MEASURES[measure]), [data, measure]);
+  const culprits = useMemo(() => (data ? culpritsOf(data) : []), [data]);
+  const title = html`<h1><${Link} to="/jobs/${name}">${name}<//> ranks</h1>`;
+  if (!data) return html`${title}${error ? html`<${Failure} error=${error} />` : html`<${Loading} />`}`;
+  const shownChosen = chosen !== null && chosen < data.ranks.length ? chosen : null;
+  return html`${title}<${Failure} error=${error} />
+    <div class="head">
+      <label>Colour <select value=${measure} onChange=${(event) => setMeasure(event.target.value)}>
+        ${Object.keys(MEASURES).map((each) => html`<option value=${each}>${each}</option>`)}
+      </select></label>
+      <span class="quiet">${MEASURES[measure].isAbsolute ? "orange: at its limit" : "against the median of its stage: blue half, orange twice"}; grey: not known</span>
+      <span class="quiet">attempt ${data.attempt}, ${count(data.num_ranks)} ranks: pp ${data.pp} × dp ${data.dp} × tp ${data.tp}</span>
+    </div>
+    <${Culprits} data=${data} culprits=${culprits} />
+    <div class="columns ranks">
+      <section><${Cube} data=${data} heat=${found.heat} chosen=${shownChosen} choose=${setChosen} culprits=${culprits.map(([rank]) => rank)} /></section>
+      <section>
+        ${shownChosen !== null && html`<h2>Rank ${shownChosen}</h2>
+          <${Chosen} data=${data} rank=${data.ranks[shownChosen]} values=${found.values} measure=${measure} choose=${setChosen} />`}
+        <${Highest} data=${data} heat=${found.heat} values=${found.values} measure=${measure} choose=${setChosen} />
+      </section>
+    </div>`;
+}

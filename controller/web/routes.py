@@ -1,0 +1,86 @@
+"""The routes of the JSON API that are one call each: data, from which all else is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from google.protobuf.descriptor import MethodDescriptor
+
+from outlast.v1 import diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2, ranks_pb2
+
+ROOT = "/api/v1"
+
+_SERVICES = {
+    name: service
+    for file in (diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2, ranks_pb2)
+    for name, service in file.DESCRIPTOR.services_by_name.items()
+}
+
+
+def method(name: str) -> MethodDescriptor:
+    """The gRPC method of a name as `Jobs/GetJob`."""
+    service, _, called = name.partition("/")
+    found: MethodDescriptor = _SERVICES[service].methods_by_name[called]
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A route. Parts of its path in braces are fields of the request.
+
+    A GET takes query parameters, anything else a JSON body with the other fields of the request.
+    """
+
+    verb: str
+    path: str
+    method: MethodDescriptor
+    what: str
+    """In a sentence."""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    """Query parameters, and the field of the request that each is."""
+
+
+def _get(path: str, called: str, what: str, **parameters: str) -> Call:
+    return Call(verb="GET", path=path, method=method(called), what=what, parameters=parameters)
+
+
+def _post(path: str, called: str, what: str) -> Call:
+    return Call(verb="POST", path=path, method=method(called), what=what)
+
+
+CALLS = (
+    _get("/jobs/{job_id}", "Jobs/GetJob", "A job."),
+    _post("/jobs/{job_id}/pause", "Jobs/PauseJob", "Stop a job so that it can go on later."),
+    _post("/jobs/{job_id}/resume", "Jobs/ResumeJob", "Let a paused job go on."),
+    _post("/jobs/{job_id}/cancel", "Jobs/CancelJob", "End a job for good."),
+    _get(
+        "/jobs/{job_id}/ranks",
+        "Ranks/ListRanks",
+        "What each rank was last heard to do; up to 4,096 from `first` on.",
+        first="first",
+        most="most",
+    ),
+    _get(
+        "/incidents",
+        "Incidents/ListIncidents",
+        "Incidents of a job, or of all, oldest first; brief ones have no evidence and timeline.",
+        job="job_id",
+        newest="newest",
+        brief="brief",
+    ),
+    _get("/incidents/{incident_id}", "Incidents/GetIncident", "An incident with its evidence."),
+    _get(
+        "/nodes",
+        "Nodes/ListNodes",
+        "All nodes, or only so many, those that need attention first.",
+        most="most",
+    ),
+    _post("/nodes/{node_id}/cordon", "Nodes/CordonNode", "Keep new work off a node."),
+    _post("/nodes/{node_id}/uncordon", "Nodes/UncordonNode", "Lift a cordon or a quarantine."),
+    _post("/nodes/{node_id}/drain", "Nodes/DrainNode", "Cordon a node and move its work away."),
+    _post("/nodes/{node_id}/forget", "Nodes/ForgetNode", "Take a node that is gone off the list."),
+    _get("/diagnostics", "Diagnostics/ListDiagnostics", "Runs of diagnostics, newest first."),
+    _get("/diagnostics/{run_id}", "Diagnostics/GetDiagnostics", "A run with its findings."),
+    _post("/diagnostics", "Diagnostics/RunDiagnostics", "Begin a run of checks on nodes."),
+)

@@ -1,0 +1,74 @@
+"""The page in a real browser, and what must hold whatever is shown."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+WHY_NOT = "no Chromium or no playwright; `make test-web` installs them"
+# Of a page that shows something live, which is then checked.
+DEADLINE_MS = 60_000
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """Chromium of the distribution; skips without one."""
+    path = shutil.which("chromium")
+    driver = pytest.importorskip("playwright.sync_api", reason=WHY_NOT)
+    if path is None:
+        pytest.skip(WHY_NOT)
+    with driver.sync_playwright() as playwright:
+        # Root, as which tests run in containers, has no sandbox.
+        launched = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            yield launched
+        finally:
+            launched.close()
+
+
+class Visit:
+    """A page with what it has complained of, and where it has been."""
+
+    def __init__(self, browser: Any, base: str, **options: Any) -> None:
+        self.base = base
+        self.page = browser.new_page(**options)
+        self.page.set_default_timeout(DEADLINE_MS)
+        self.complaints: list[str] = []
+        self.foreign: list[str] = []
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", self._said)
+        self.page.on("request", self._asked)
+
+    def open(self, path: str) -> None:
+        self.page.goto(self.base + path)
+        self.page.wait_for_selector("h1")
+
+    def shows(self, text: str) -> None:
+        """Wait until the text is on the page."""
+        self.page.get_by_text(text).first.wait_for()
+
+    def is_fit_for_all(self) -> None:
+        """Axe finds nothing serious, and the browser no error."""
+        axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason=WHY_NOT)
+        result = axe.Axe().run(self.page).response
+        assert result["passes"], "it looked at something"
+        found = result["violations"]
+        grave = [
+            (each["id"], [node["html"] for node in each["nodes"]])
+            for each in found
+            if each["impact"] in ("serious", "critical")
+        ]
+        assert grave == []
+        assert (self.complaints, self.foreign) == ([], [])
+
+    def _said(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith((self.base, "data:", "blob:")):
+            self.foreign.append(request.url)

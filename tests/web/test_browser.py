@@ -1,0 +1,165 @@
+"""A person submits a job in the page, watches it survive a fault, and steers the fleet."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.controller.processes import Controller, controller
+from tests.e2e.cluster import Cluster, wait_for
+from tests.web.browser import Visit, browser
+
+# Hangs are shown here and not acted upon, so that they last until they were seen.
+SPEC = """\
+name: seen
+steps: 100000
+model: {layers: 1, hidden: 32, heads: 2, seq_len: 32}
+parallel: {dp: 2, micro_batch: 2}
+data: {global_batch: 4, max_bytes: 65536}
+resources: {workers_per_node: 1, device: cpu}
+recovery: {heartbeat_period_s: 0.5, preflight: false}
+detectors: {hang: log}
+eval: {interval_steps: 50}
+"""
+PAGES = (
+    "/jobs",
+    "/jobs/JOB",
+    "/jobs/JOB/ranks",
+    "/nodes",
+    "/incidents",
+    "/incidents/JOB.i1",
+    "/submit",
+)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as launched:
+        yield launched
+
+
+@pytest.fixture(scope="module")
+def running(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
+    folder = tmp_path_factory.mktemp("page")
+    options = ("--local-nodes", "2", "--standby", "1", "--workers-per-node", "1")
+    with controller(folder / "state", *options) as found:
+        Cluster(found.state_dir, lambda: found.grpc).wait_nodes(3)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def job_id(chromium: Any, running: Controller) -> str:
+    """Of a job that was submitted in the page and trains."""
+    visit = Visit(chromium, base_of(running))
+    visit.open("/submit")
+    spec = visit.page.get_by_label("Job spec")
+    spec.fill("steps: -1")
+    visit.shows("is -1; allowed: a whole number, 1 or more")
+    spec.fill(SPEC)
+    visit.shows("The spec is right.")
+    visit.page.get_by_role("button", name="Submit").click()
+    visit.page.wait_for_url(re.compile("/jobs/seen-"))
+    visit.shows("RUNNING")
+    # The refused spec is an answer that the browser tells of.
+    assert visit.foreign == []
+    return str(visit.page.url.rpartition("/")[2])
+
+
+def test_a_job_trains_before_ones_eyes(chromium: Any, running: Controller, job_id: str) -> None:
+    visit = Visit(chromium, base_of(running))
+    visit.open(f"/jobs/{job_id}")
+    assert visit.page.locator("figure.chart canvas").count() == 4
+    first = step_of(visit)
+    wait_for(lambda: step_of(visit) > first, "the step to rise without a reload")
+    visit.page.get_by_role("button", name="Show the logs").click()
+    visit.shows("training from the beginning")
+    visit.is_fit_for_all()
+
+
+def test_a_killed_rank_is_an_incident_that_closes(
+    chromium: Any, running: Controller, job_id: str
+) -> None:
+    visit = Visit(chromium, base_of(running))
+    visit.open(f"/jobs/{job_id}")
+    cluster_of(running).kill_rank(job_id, cluster_of(running).job(job_id).attempt, 1)
+    row = visit.page.get_by_role("row").filter(has_text="worker killed")
+    row.get_by_text("CLOSED").wait_for()
+    row.get_by_role("link").click()
+    visit.shows("What happened")
+    visit.shows("killed by SIGKILL")
+    visit.shows("restart in place")
+    visit.is_fit_for_all()
+
+
+def test_the_rank_that_holds_up_the_others_is_named(
+    chromium: Any, running: Controller, job_id: str
+) -> None:
+    visit = Visit(chromium, base_of(running))
+    visit.open(f"/jobs/{job_id}/ranks")
+    cluster = cluster_of(running)
+    cluster.wait_state(job_id, "RUNNING")
+    pid = cluster.presents(job_id, cluster.job(job_id).attempt)[1].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        visit.shows("Rank 1 on")
+        visit.shows("is stopped")
+        canvas = visit.page.get_by_role("application")
+        canvas.focus()
+        canvas.press("ArrowRight")
+        visit.shows("pp 0, dp 1, tp 0")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    visit.page.locator(".banner.bad").wait_for(state="detached")
+    visit.is_fit_for_all()
+
+
+def test_a_node_is_cordoned(chromium: Any, running: Controller) -> None:
+    visit = Visit(chromium, base_of(running))
+    visit.open("/nodes")
+    row = visit.page.get_by_role("row").filter(has_text="node-2")
+    row.get_by_role("button", name="Cordon").click()
+    row.get_by_text("cordoned").wait_for()
+    row.get_by_role("button", name="Uncordon").click()
+    row.get_by_text("cordoned").wait_for(state="detached")
+    visit.is_fit_for_all()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [(1280, 800), (390, 844)], ids=["wide", "phone"])
+def test_every_page_is_fit_for_all(
+    chromium: Any, running: Controller, job_id: str, scheme: str, size: tuple[int, int]
+) -> None:
+    viewport = {"width": size[0], "height": size[1]}
+    visit = Visit(chromium, base_of(running), viewport=viewport, color_scheme=scheme)
+    for page in PAGES:
+        visit.open(page.replace("JOB", job_id))
+        visit.page.wait_for_function("!document.body.innerText.includes('Loading…')")
+        width = visit.page.evaluate("document.documentElement.scrollWidth")
+        assert width <= size[0], f"{page} is {width} pixels wide"
+        visit.is_fit_for_all()
+
+
+def test_what_is_not_there_is_said(chromium: Any, running: Controller) -> None:
+    visit = Visit(chromium, base_of(running))
+    visit.open("/jobs/nobody")
+    visit.shows("there is no job 'nobody'")
+    visit.open("/elsewhere")
+    visit.shows("There is no page /elsewhere")
+
+
+def base_of(running: Controller) -> str:
+    return f"http://{running.http}"
+
+
+def cluster_of(running: Controller) -> Cluster:
+    return Cluster(running.state_dir, lambda: running.grpc)
+
+
+def step_of(visit: Visit) -> int:
+    text = visit.page.locator(".tile dd").first.inner_text()
+    return int(text.partition("/")[0].replace(",", ""))
