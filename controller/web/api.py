@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from controller.web import openapi
 from controller.web.gateway import Gateway, RequestError
 from controller.web.messages import as_json
 from controller.web.parameters import (
@@ -56,6 +57,7 @@ class Api:
         own: list[tuple[str, str, Handler]] = [
             ("GET", "/about", self._say_about),
             ("GET", "/spec-schema", self._spec_schema),
+            ("GET", "/openapi.json", self._openapi),
             ("GET", "/jobs", self._jobs),
             ("POST", "/jobs", self._submit),
             ("POST", "/jobs/check", self._check),
@@ -86,6 +88,9 @@ class Api:
     async def _spec_schema(self, request: Request) -> Response:
         document = JobSpec.model_json_schema()
         return JSONResponse({"$schema": "https://json-schema.org/draft/2020-12/schema", **document})
+
+    async def _openapi(self, request: Request) -> Response:
+        return JSONResponse(openapi.document())
 
     # Jobs
 

@@ -18,6 +18,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
         "make_models_reference",
         "make_spec_reference",
         "make_metrics_reference",
+        "make_http_api_reference",
         "make_simulate_reference",
     ],
 )
