@@ -113,23 +113,27 @@ export function Table({ columns, rows, rowKey, caption }) {
   </div>`;
 }
 
-/** What `load` gives, again every so many seconds while the page is looked at. */
+/**
+ * What `load` gives, again after so many seconds, or as many as are said of what it gave last, while
+ * the page is looked at.
+ */
 export function usePolled(load, dependencies, everyS = 2) {
   const [state, setState] = useState({ value: null, error: null });
   const again = useCallback(load, dependencies);
   useEffect(() => {
     let isOver = false;
     let timer = 0;
+    let value = null;
     const look = async () => {
       if (!document.hidden) {
         try {
-          const value = await again();
+          value = await again();
           if (!isOver) setState({ value, error: null });
         } catch (error) {
           if (!isOver) setState((before) => ({ value: before.value, error }));
         }
       }
-      if (!isOver) timer = setTimeout(look, 1000 * everyS);
+      if (!isOver) timer = setTimeout(look, 1000 * (typeof everyS === "function" ? everyS(value) : everyS));
     };
     look();
     return () => {

@@ -2,13 +2,15 @@
 
 import { get } from "/page/api.js";
 import { bytes, count, duration, words } from "/page/format.js";
-import { awaited, groupOf, heldUpBy, operationInWords } from "/page/layout.js";
+import { awaitedBy, groupOf, heldUpBy, operationInWords } from "/page/layout.js";
 import {
   Failure, html, Link, Loading, useEffect, useMemo, usePolled, useRef, useState,
 } from "/page/ui.js";
 
 // As many as an answer has.
 const PAGE = 4096;
+// How many are asked for in a second; what is known of one comes with each heartbeat at most.
+const RANKS_PER_S = 1000;
 // Against the median of its stage, from which a colour says no more.
 const [LEAST, MOST] = [0.5, 2];
 // Of a cell, from which its rank's number fits.
@@ -44,7 +46,7 @@ function median(values) {
 
 /** From 0 (as good as any) to 1 for each rank; null where nothing is known. */
 function heats(ranks, measure) {
-  const newest = Math.max(...ranks.map((rank) => rank.completed_step));
+  const newest = ranks.reduce((most, rank) => Math.max(most, rank.completed_step), -1);
   const values = ranks.map((rank) => measure.of(rank, newest));
   if (measure.isAbsolute) {
     const limit = (rank) => (measure.format === duration ? rank.stall_limit_s || 10 : 2);
@@ -52,8 +54,10 @@ function heats(ranks, measure) {
   }
   const ofStage = new Map();
   for (const rank of ranks) {
-    if (!ofStage.has(rank.pp)) ofStage.set(rank.pp, median(ranks.filter((each) => each.pp === rank.pp).map((each) => values[each.rank])));
+    if (!ofStage.has(rank.pp)) ofStage.set(rank.pp, []);
+    ofStage.get(rank.pp).push(values[rank.rank]);
   }
+  for (const [pp, all] of ofStage) ofStage.set(pp, median(all));
   const heat = values.map((value, index) => {
     const middle = ofStage.get(ranks[index].pp);
     if (value === null || !middle) return value === null ? null : 0;
@@ -63,11 +67,11 @@ function heats(ranks, measure) {
 }
 
 /** Ranks that hold up others, with how many, while a job stands still; stopped ones, where there are any. */
-function culpritsOf(data) {
+function culpritsOf(data, awaited) {
   // Everybody waits for somebody at any time; a hang is where that lasts.
   const lasts = (rank) => rank.stall_limit_s > 0 && rank.stalled_s > rank.stall_limit_s / 2;
   if (!data.ranks.some(lasts)) return [];
-  const held = heldUpBy(data.ranks, data);
+  const held = heldUpBy(awaited);
   const waiting = new Map(held);
   const stopped = data.ranks.filter((rank) => rank.process_state === "T");
   // Who waits for one that has entered an operation and was stopped inside looks free.
@@ -219,15 +223,14 @@ function Cube({ data, heat, chosen, choose, culprits }) {
     onClick=${picked} onKeyDown=${pressed}></canvas>`;
 }
 
-function Chosen({ data, rank, values, measure, choose }) {
-  const waits = awaited(data.ranks, data, rank.rank);
+function Chosen({ data, rank, waits, values, measure, choose }) {
   const button = (each) => html`<button class="link" onClick=${() => choose(each)}>${each}</button> `;
   const some = (ranks) => html`${ranks.slice(0, 16).map(button)}${ranks.length > 16 ? `and ${ranks.length - 16} more` : ""}`;
   return html`<dl class="facts">
     <dt>Place</dt><dd>pp ${rank.pp}, dp ${rank.dp}, tp ${rank.tp}, on ${rank.node || "no node"}</dd>
     <dt>Now</dt><dd>${rank.phase ? words(rank.phase) : "nothing heard yet"}, step ${count(Math.max(0, rank.completed_step))} done</dd>
     <dt>Last operation</dt><dd>${operationInWords(rank.last_operation)}${rank.last_operation && ` for ${duration(rank.last_operation.age_s)}`}</dd>
-    ${waits !== null && html`<dt>Waits for</dt><dd>${waits.length ? some(waits) : "nobody: all have entered"}</dd>`}
+    ${waits && html`<dt>Waits for</dt><dd>${waits.length ? some(waits) : "nobody: all have entered"}</dd>`}
     <dt>Nothing changed for</dt><dd>${duration(rank.stalled_s)}${rank.stall_limit_s > 0 ? `, limit ${duration(rank.stall_limit_s)}` : ""}</dd>
     <dt>${measure}</dt><dd>${MEASURES[measure].format(values[rank.rank])}</dd>
     <dt>Peak memory</dt><dd>${bytes(rank.peak_memory_bytes)}</dd>
@@ -256,11 +259,12 @@ function Highest({ data, heat, values, measure, choose }) {
 }
 
 export function RanksView({ name }) {
-  const { value: data, error } = usePolled(() => allRanks(name), [name], 1);
+  const { value: data, error } = usePolled(() => allRanks(name), [name], (last) => Math.max(1, (last?.num_ranks ?? 0) / RANKS_PER_S));
   const [measure, setMeasure] = useState("Standing still");
   const [chosen, setChosen] = useState(null);
   const found = useMemo(() => data && heats(data.ranks, MEASURES[measure]), [data, measure]);
-  const culprits = useMemo(() => (data ? culpritsOf(data) : []), [data]);
+  const awaited = useMemo(() => (data ? awaitedBy(data.ranks, data) : new Map()), [data]);
+  const culprits = useMemo(() => (data ? culpritsOf(data, awaited) : []), [data]);
   const title = html`<h1><${Link} to="/jobs/${name}">${name}<//> ranks</h1>`;
   if (!data) return html`${title}${error ? html`<${Failure} error=${error} />` : html`<${Loading} />`}`;
   const shownChosen = chosen !== null && chosen < data.ranks.length ? chosen : null;
@@ -277,7 +281,7 @@ export function RanksView({ name }) {
       <section><${Cube} data=${data} heat=${found.heat} chosen=${shownChosen} choose=${setChosen} culprits=${culprits.map(([rank]) => rank)} /></section>
       <section>
         ${shownChosen !== null && html`<h2>Rank ${shownChosen}</h2>
-          <${Chosen} data=${data} rank=${data.ranks[shownChosen]} values=${found.values} measure=${measure} choose=${setChosen} />`}
+          <${Chosen} data=${data} rank=${data.ranks[shownChosen]} waits=${awaited.get(shownChosen)} values=${found.values} measure=${measure} choose=${setChosen} />`}
         <${Highest} data=${data} heat=${found.heat} values=${found.values} measure=${measure} choose=${setChosen} />
       </section>
     </div>`;
