@@ -98,10 +98,11 @@ class ModelSpec(Section):
         "(Phi, GPT-NeoX), which move apart from each other in training.",
     )
     norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="Kind of every norm.")
-    norm_place: Literal["before", "after", "both"] = Field(
+    norm_place: Literal["before", "after", "both", "sum"] = Field(
         "before",
         description="Where a serial block has its norms: before attention and MLP, after them and "
-        "before the residual is added, or both (Gemma 2).",
+        "before the residual is added, or both (Gemma 2). sum: of each sum with the residual, as "
+        "in the original transformer, and no last norm (GPT).",
     )
     norm_bias: bool = Field(True, description="A LayerNorm adds a bias too.")
     norm_weight: Literal["plain", "one_plus", "none"] = Field(

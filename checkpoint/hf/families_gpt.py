@@ -12,12 +12,13 @@ from checkpoint.hf.family import (
     plain,
     tied,
 )
-from checkpoint.hf.options import Config, Fields, Mixed, Option
+from checkpoint.hf.options import Config, Fields, Mixed, Option, choice
 from checkpoint.hf.tensors_gpt import (
     bigcode_rules,
     codegen_rules,
     falcon_rules,
     gpt2_rules,
+    gpt_rules,
     gptj_rules,
     neox_rules,
 )
@@ -70,6 +71,8 @@ def _write_rotary_dim(model: ModelSpec) -> Fields:
     return {"rotary_dim": round(model.rope_fraction * model.width_of_head)}
 
 
+# A length beside the number of positions that changes nothing.
+_N_CTX = Mixed(theirs=("n_ctx",), read=lambda config: {}, write=lambda model: {})
 # CodeGen has a length beside the number of positions that changes nothing.
 _ROTARY_DIM = Mixed(theirs=("rotary_dim", "n_ctx"), read=_read_rotary_dim, write=_write_rotary_dim)
 _GPTJ = (
@@ -164,6 +167,25 @@ GPT_FAMILIES = (
         rules=gpt2_rules,
         prefix="transformer.",
         tables=("transformer.wte.weight", "lm_head.weight"),
+        rotary=False,
+    ),
+    Family(
+        name="openai-gpt",
+        architecture="OpenAIGPTLMHeadModel",
+        options=(
+            *(each for each in GPT_SHAPE if each.ours not in ("ffn_hidden", "seq_len")),
+            Option(theirs="n_positions", ours="seq_len", missing=512),
+            *(*_GPT_DROPOUT, tied(True)),
+            # What is called gelu there is its approximation.
+            choice("afn", "activation", "gelu", {"gelu": "gelu_tanh", "relu": "relu"}),
+        ),
+        mixed=(_N_CTX,),
+        dropouts=_GPT_DROPOUTS,
+        constants={"n_special": 0, "predict_special_tokens": True},
+        fixed={"norm_place": "sum"},
+        rules=gpt_rules,
+        prefix="transformer.",
+        tables=("transformer.tokens_embed.weight", "lm_head.weight"),
         rotary=False,
     ),
     Family(

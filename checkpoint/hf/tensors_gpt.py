@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from checkpoint.hf.rules import Rule, copied
 from checkpoint.hf.tensors import branches, fused_input, norm, qkv_rows, table
@@ -74,6 +75,23 @@ def gpt2_rules(model: ModelSpec) -> Iterator[Rule]:
                 yield copied(
                     f"{ours}.{name}.{part}", f"{theirs}.{other}.{part}", rows, transposed=is_matrix
                 )
+
+
+def gpt_rules(model: ModelSpec) -> Iterator[Rule]:
+    """GPT: GPT-2 with norms of sums, and without a last one."""
+    names = {
+        "wte": "tokens_embed",
+        "wpe": "positions_embed",
+        "attention_norm": "attention.out.norm",
+        "mlp_norm": "mlp.down.norm",
+    }
+    for rule in gpt2_rules(model):
+        if rule.ours.startswith("norm."):
+            continue
+        ours, theirs = rule.ours, rule.theirs[0]
+        for name, other in names.items():
+            ours, theirs = ours.replace(name, other), theirs.replace(name, other)
+        yield replace(rule, ours=ours, theirs=(theirs,))
 
 
 def bigcode_rules(model: ModelSpec) -> Iterator[Rule]:

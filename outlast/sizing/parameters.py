@@ -27,6 +27,7 @@ class ModelFacts:
     """Of what a parallel block adds to the stream, at most."""
     norms_after: bool = False
     """Whether there are norms after attention and the MLP."""
+    last_norm: bool = True
     norm_vectors: int = 2
     """Vectors of one norm: a weight, and maybe a bias."""
     learned_positions: bool = True
@@ -216,7 +217,7 @@ def summed_by_tensor_ranks(facts: PlanInput, stage: int) -> int:
         buckets.append((units.input_ends - table - norm, _position_parameters(model)))
         buckets.append((norm, norm))
     if units.output_ends:
-        buckets.append((units.output_ends - table, model.norm_vectors * model.shape.hidden))
+        buckets.append((units.output_ends - table, _last_norm_parameters(model)))
     share = facts.layout.dp if facts.zero.level else 1
     return sum(min(replicated, -(-size // share)) for size, replicated in buckets)
 
@@ -304,4 +305,8 @@ def _output_parameters(model: ModelFacts, tp: int, *, has_table: bool) -> int:
     shape = model.shape
     table = _table_parameters(model, tp) if has_table else 0
     bias = shape.vocab_size // tp if model.head_bias else 0
-    return model.norm_vectors * shape.hidden + table + bias
+    return _last_norm_parameters(model) + table + bias
+
+
+def _last_norm_parameters(model: ModelFacts) -> int:
+    return model.norm_vectors * model.shape.hidden if model.last_norm else 0

@@ -63,6 +63,7 @@ def family_name(config_class: str) -> str:
     name = config_class.removesuffix("Config").lower()
     return {
         "gemma3text": "gemma3_text",
+        "openaigpt": "openai-gpt",
         "gptneox": "gpt_neox",
         "gptbigcode": "gpt_bigcode",
         "qwen2moe": "qwen2_moe",
@@ -122,12 +123,16 @@ MPT = {
 }
 
 
+# Where what it does not say is as published.
+GPT = {"model_type": "openai-gpt", "n_ctx": 512, "n_special": 0, "vocab_size": 40478}
+
+
 @pytest.mark.parametrize(
-    ("config", "parameters"), [(BLOOM, 559_214_592), (MPT, 6_649_286_656)], ids=["bloom", "mpt"]
+    ("config", "parameters"),
+    [(BLOOM, 559_214_592), (MPT, 6_649_286_656), (GPT, 116_534_784)],
+    ids=["bloom", "mpt", "gpt"],
 )
-def test_published_models_without_places_have_their_size(
-    config: dict[str, Any], parameters: int
-) -> None:
+def test_published_models_have_their_size(config: dict[str, Any], parameters: int) -> None:
     spec = parse_spec({"name": "a", "model": section_of(config)})
     assert num_parameters(spec) == parameters
 

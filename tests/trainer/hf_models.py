@@ -168,6 +168,11 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "GPT2Config",
         {**_GPT, "activation_function": "relu"},
     ),
+    "gpt": (
+        "OpenAIGPTLMHeadModel",
+        "OpenAIGPTConfig",
+        {name: value for name, value in _GPT.items() if name != "n_inner"},
+    ),
     "bigcode": ("GPTBigCodeForCausalLM", "GPTBigCodeConfig", _GPT),
     "bigcode-many-queries": (
         "GPTBigCodeForCausalLM",

@@ -42,6 +42,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "window": {"learned_positions": False, "rope": ROPE, "window": 9},
     "alibi": {"learned_positions": False, "alibi": True, "kv_heads": 2, "embedding_norm": True},
     "alibi-window": {"learned_positions": False, "alibi": True, "window": 9},
+    "sum": {"norm_place": "sum", "recompute": "full"},
     "softcap": {"attention_softcap": 5.0, "window": 9},
     "parallel": {"block": "parallel", "learned_positions": False, "rope": ROPE},
     "recomputed": {"recompute": "selective", "learned_positions": False, "rope": ROPE},

@@ -187,6 +187,7 @@ MEASURED: dict[str, dict[str, Any]] = {
         "model": {**LLAMA, "layers": 8, "moe": {"num_experts": 2, "ffn_hidden": 64}},
     },
     "norms_after": {"parallel": WIDE, "model": {**LLAMA, "norm_place": "after"}},
+    "norms_of_sums": {"parallel": {"tp": 2, **WIDE}, "model": {"norm_place": "sum"}},
     "window": {"parallel": WIDE, "model": {"window": 16, "seq_len": 128}},
     "megascale": {
         "parallel": WIDE,

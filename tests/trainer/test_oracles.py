@@ -54,6 +54,11 @@ RUNS_OF_EXPERTS = {
 }
 
 
+# A norm of the embeddings, whose weights a backward pass needs without the tables before it; and
+# no norm before the output.
+WITH_OTHER_ENDS = ("bloom", "gpt")
+
+
 @pytest.fixture(scope="module")
 def oracle_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("oracles") / "oracles.npz"
@@ -95,13 +100,13 @@ def test_experts_among_replicas_equal_transformers(
     _check(name, [result[name] for result in found], run, oracle_path)
 
 
-def test_a_norm_of_embeddings_equals_transformers_where_weights_come_and_go(
-    ranks: RankPool, oracle_path: str
+@pytest.mark.parametrize("name", WITH_OTHER_ENDS)
+def test_other_ends_of_a_model_equal_transformers_where_weights_come_and_go(
+    ranks: RankPool, oracle_path: str, name: str
 ) -> None:
-    """A backward pass needs its weights, and not the tables before it."""
     run = RUNS["dp2-zero3"]
-    found = ranks.run_once(oracle_models, 2, run, oracle_path, ("bloom",))
-    _check("bloom", [result["bloom"] for result in found], run, oracle_path)
+    found = ranks.run_once(oracle_models, 2, run, oracle_path, WITH_OTHER_ENDS)
+    _check(name, [result[name] for result in found], run, oracle_path)
 
 
 def _check(name: str, results: list[Any], run: Run, oracle_path: str) -> None:

@@ -25,7 +25,7 @@ from outlast.spec.parse import parse_spec
 from tests.trainer.slots import staged_tensors
 
 _QK_NORMS = {"layernorm": ("none", "head"), "rmsnorm": ("none", "head", "all")}
-_NORM_PLACES = ("before", "after", "both")
+_NORM_PLACES = ("before", "after", "both", "sum")
 
 
 @st.composite

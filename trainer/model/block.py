@@ -71,11 +71,11 @@ class Block(Layer, ABC):
 
 
 class SerialBlock(Block):
-    """Attention and MLP, each with norms before or after it and added to the residual stream."""
+    """Attention and MLP, each added to the residual stream, with norms before, after or of both."""
 
     def __init__(self, config: GptConfig, mesh: Mesh, layer: int) -> None:
         super().__init__(config, mesh, layer)
-        before = config.norm_place != "after"
+        before = config.norm_place in ("before", "both")
         self.attention_norm = Norm(config, mesh) if before else nn.Identity()
         self.attention = Attention(config, mesh, layer)
         self.mlp_norm = Norm(config, mesh) if before else nn.Identity()

@@ -91,7 +91,7 @@ class GptConfig:
     block_biases: Literal[1, 2] = 1
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     norm_bias: bool = True
-    norm_place: Literal["before", "after", "both"] = "before"
+    norm_place: Literal["before", "after", "both", "sum"] = "before"
     norm_weight: Literal["plain", "one_plus", "none"] = "plain"
     qk_norm: Literal["none", "head", "all"] = "none"
     activation: Gate | Plain = "gelu_tanh"

@@ -55,7 +55,8 @@ class GptChunk(nn.Module):
             {str(layer): build_block(config, mesh, layer) for layer in part.layers}
         )
         if part.is_last:
-            self.norm = Norm(config, mesh)
+            normed = config.norm_place == "sum"
+            self.norm = nn.Identity() if normed else Norm(config, mesh)
             own = not config.tied_embeddings
             self.head = TokenTable(config, mesh, bias=config.head_bias) if own else None
 

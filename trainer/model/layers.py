@@ -127,14 +127,16 @@ class IntoStream(Layer):
         bias: Tensor | None = self.bias
         if self.bias is not None and self.attention_bias is not None:
             bias = self.bias + self.attention_bias
-        if self.norm is not None:
+        summed = self.config.norm_place == "sum"
+        if self.norm is not None and not summed:
             product_SBD = self.norm(product_SBD if bias is None else product_SBD + bias)
             bias = None
         scale = self.config.residual_scale
         if scale != 1.0:
             product_SBD, bias = product_SBD * scale, None if bias is None else bias * scale
         keep = stream_mask(product_SBD, self._site, self.config.dropout, self.tp, key)
-        return bias_dropout_add(product_SBD, bias, residual_SBD, keep)
+        out_SBD = bias_dropout_add(product_SBD, bias, residual_SBD, keep)
+        return self.norm(out_SBD) if self.norm is not None and summed else out_SBD
 
 
 class RowLinear(IntoStream):
