@@ -49,11 +49,20 @@ def _bias_bytes(facts: PlanInput) -> int:
     shape = facts.model.shape
     if not facts.model.alibi or facts.on_gpu:
         return 0
-    keys = 0
-    for window in {shape.window_of(layer) for layer in range(shape.layers)}:
-        # A window has one of each size of a block of queries, and of the first ones' reach.
-        keys += shape.seq_len if window is None else 0
-    return shape.heads // facts.layout.tp * shape.seq_len * keys * facts.sizes.weight
+    windows = {shape.window_of(layer) or shape.seq_len for layer in range(shape.layers)}
+    # One for each size of a block of queries and of the keys beside it.
+    numbers = sum(
+        queries * keys for window in windows for queries, keys in set(_blocks(facts, window))
+    )
+    return shape.heads // facts.layout.tp * numbers * facts.sizes.weight
+
+
+def _blocks(facts: PlanInput, window: int) -> list[tuple[int, int]]:
+    """`trainer.model.window`: how many queries a block has, and keys beside them."""
+    block, seq_len = max(_MIN_WINDOW_BLOCK, window // 4), facts.model.shape.seq_len
+    firsts = range(0, seq_len, block)
+    sizes = [(first, min(block, seq_len - first)) for first in firsts]
+    return [(own, min(window - 1, first) + own) for first, own in sizes]
 
 
 def _most_kept(facts: PlanInput, stage: int, chunks: Sequence[int]) -> int:
@@ -190,6 +199,9 @@ def _attention_values(facts: PlanInput, layer: int) -> int:
     """Inside attention, between its rows and its mixture of values."""
     model, shape = facts.model, facts.model.shape
     window = shape.window_of(layer)
+    if model.alibi and not facts.on_gpu:
+        # One as long as the sequence, where there is none.
+        window = window or shape.seq_len
     per_token, kv_width = 0, _kv_width(facts)
     shares = shape.kv_heads < shape.heads
     if model.rotates(layer):
@@ -202,9 +214,8 @@ def _attention_values(facts: PlanInput, layer: int) -> int:
         per_token += shape.query_width
     if window is not None:
         # Each block of queries beside a copy of the keys and values that it reaches.
-        block = max(_MIN_WINDOW_BLOCK, window // 4)
-        reach = min(shape.seq_len, window - 1 + block)
-        per_token += shape.query_width + 2 * kv_width * reach // min(block, shape.seq_len)
+        reach = sum(keys for _, keys in _blocks(facts, window))
+        per_token += shape.query_width + 2 * kv_width * reach // shape.seq_len
     if model.qk_norm != "none":
         # Queries and keys after their norm; as of other norms, the scaled input too.
         per_token += 2 * (shape.query_width + kv_width)

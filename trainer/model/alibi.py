@@ -43,27 +43,26 @@ def distance_bias(slopes: tuple[float, ...], queries: int, keys: int, like: Tens
 
 
 def position_bias(
-    slopes: tuple[float, ...], queries: int, keys: int, window: int | None, like: Tensor
+    slopes: tuple[float, ...], queries: int, keys: int, window: int, like: Tensor
 ) -> Tensor:
     """The same with -inf where a query may not look: behind it, and before its window."""
     return _position_bias(slopes, queries, keys, window, dtype=like.dtype, device=like.device)
 
 
-# All layers use the same ones; those of a window's blocks have a few sizes.
+# All layers use the same ones, of the few sizes that blocks of a window have.
 @functools.lru_cache(maxsize=16)
 def _position_bias(
     slopes: tuple[float, ...],
     queries: int,
     keys: int,
-    window: int | None,
+    window: int,
     *,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
     bias = distance_bias(slopes, queries, keys, torch.empty(0, dtype=dtype, device=device))
-    allowed = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
-    if window is not None:
-        allowed = allowed.triu(keys - queries - window + 1)
+    allowed = torch.ones(queries, keys, dtype=torch.bool, device=device)
+    allowed = allowed.tril(keys - queries).triu(keys - queries - window + 1)
     return bias.masked_fill(~allowed, -math.inf)
 
 
