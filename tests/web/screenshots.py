@@ -88,7 +88,7 @@ def _take(visit: Visit, name: str, path: str, into: Path) -> None:
         visit.shows("is stopped")
         visit.page.get_by_role("application").press("ArrowRight")
     # What is drawn comes after what is read.
-    visit.page.wait_for_function("!document.body.innerText.includes('Loading…')")
+    visit.page.get_by_text("Loading…").wait_for(state="detached")
     visit.page.wait_for_timeout(500)
     visit.page.screenshot(path=into, full_page=name != "ranks")
     print(into)

@@ -81,6 +81,20 @@ def test_a_job_trains_before_ones_eyes(chromium: Any, running: Controller, job_i
     visit.is_fit_for_all()
 
 
+def test_a_page_finds_its_controller_again(chromium: Any, running: Controller, job_id: str) -> None:
+    visit = Visit(chromium, base_of(running))
+    visit.open(f"/jobs/{job_id}")
+    http, _ = running.http, step_of(visit)
+    running.kill()
+    visit.shows("connection lost, trying again")
+    running.arguments = (*running.arguments, "--http", http)
+    running.start()
+    visit.page.get_by_text("connection lost").wait_for(state="detached")
+    before = step_of(visit)
+    wait_for(lambda: step_of(visit) > before, "the step to rise again")
+    assert visit.foreign == []
+
+
 def test_a_killed_rank_is_an_incident_that_closes(
     chromium: Any, running: Controller, job_id: str
 ) -> None:
@@ -138,7 +152,7 @@ def test_every_page_is_fit_for_all(
     visit = Visit(chromium, base_of(running), viewport=viewport, color_scheme=scheme)
     for page in PAGES:
         visit.open(page.replace("JOB", job_id))
-        visit.page.wait_for_function("!document.body.innerText.includes('Loading…')")
+        visit.page.get_by_text("Loading…").wait_for(state="detached")
         width = visit.page.evaluate("document.documentElement.scrollWidth")
         assert width <= size[0], f"{page} is {width} pixels wide"
         visit.is_fit_for_all()

@@ -42,17 +42,48 @@ export async function post(path, body = {}) {
   return answered(await fetch(url(path), { method: "POST", headers, body: JSON.stringify(body) }));
 }
 
+// A controller that is away comes back.
+export const RETRY_MS = 2000;
+
 /**
- * Follow a stream of events, each heard by the handler of its name; the browser connects again
- * by itself. Returns a function that ends it.
+ * Follow a stream of events, each heard by the handler of its name, until the stream says that it
+ * ends. `query` is asked each time that the stream is opened; `reopened` is called when that is not
+ * the first time. A page that nobody looks at has no stream: a browser keeps only six connections
+ * to a server, for all its tabs. Returns a function that ends it.
  */
-export function follow(path, query, handlers, onConnection = () => {}) {
-  const source = new EventSource(url(path, query));
-  for (const [name, handler] of Object.entries(handlers)) {
-    source.addEventListener(name, (event) => handler(event.data ? JSON.parse(event.data) : null));
-  }
-  source.addEventListener("end", () => source.close());
-  source.addEventListener("open", () => onConnection(true));
-  source.addEventListener("error", () => onConnection(source.readyState === EventSource.OPEN));
-  return () => source.close();
+export function follow(path, query, handlers, { connected = () => {}, reopened = () => {} } = {}) {
+  let source = null;
+  let timer = 0;
+  let times = 0;
+  let isOver = false;
+  const close = () => {
+    clearTimeout(timer);
+    source?.close();
+    source = null;
+  };
+  const open = () => {
+    close();
+    if (isOver || document.hidden) return;
+    if (times > 0) reopened();
+    times += 1;
+    source = new EventSource(url(path, query()));
+    for (const [name, handler] of Object.entries(handlers)) {
+      source.addEventListener(name, (event) => handler(JSON.parse(event.data)));
+    }
+    source.addEventListener("end", end);
+    source.addEventListener("open", () => connected(true));
+    source.addEventListener("error", () => {
+      close();
+      connected(false);
+      timer = setTimeout(open, RETRY_MS);
+    });
+  };
+  const end = () => {
+    isOver = true;
+    close();
+    document.removeEventListener("visibilitychange", open);
+  };
+  document.addEventListener("visibilitychange", open);
+  open();
+  return end;
 }

@@ -1,6 +1,6 @@
 // One job: what it does and why, its curves, faults, time, logs and spec.
 
-import { follow, get, post } from "/page/api.js";
+import { ApiError, follow, get, post, RETRY_MS } from "/page/api.js";
 import { Chart } from "/page/charts.js";
 import { attemptMarks, emptyCurve, joined, withReports } from "/page/curve.js";
 import {
@@ -31,26 +31,36 @@ function useJob(name) {
   useEffect(() => {
     let end = () => {};
     let isOver = false;
+    let timer = 0;
     const begin = async () => {
       try {
         const [found, read] = await Promise.all([get(["jobs", name]), get(["jobs", name, "curve"])]);
         if (isOver) return;
+        setError(null);
         setJob(found.job);
         setCurve(read.columns);
-        const query = { after_step: read.columns.step.at(-1) ?? 0 };
+        let last = read.columns.step.at(-1) ?? 0;
         const handlers = {
           // A brief one lacks what has not changed.
           job: (next) => setJob((before) => ({ ...next, nodes: next.nodes ?? before.nodes, spec: next.spec ?? before.spec })),
-          steps: (reports) => setCurve((before) => withReports(before, reports)),
+          steps: (reports) => {
+            last = Math.max(last, ...reports.map((report) => report.step));
+            setCurve((before) => withReports(before, reports));
+          },
         };
-        end = follow(["jobs", name, "events"], query, handlers, setLive);
+        const query = () => ({ after_step: last });
+        end = follow(["jobs", name, "events"], query, handlers, { connected: setLive });
       } catch (failure) {
-        if (!isOver) setError(failure);
+        if (isOver) return;
+        setError(failure);
+        // An answer is one; no answer may come to be one.
+        if (!(failure instanceof ApiError)) timer = setTimeout(begin, RETRY_MS);
       }
     };
     begin();
     return () => {
       isOver = true;
+      clearTimeout(timer);
       end();
     };
   }, [name]);

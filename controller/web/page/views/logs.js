@@ -35,7 +35,12 @@ function OpenLogs({ job }) {
       add(found.map((line) => `[rank ${each.rank}] ${line}`));
     };
     const add = (more) => setLines((before) => [...before, ...more].slice(-MOST_LINES));
-    return follow(["jobs", job.job_id, "logs", "events"], { rank, tail_bytes: TAIL_BYTES }, { chunk });
+    const reopened = () => {
+      rests.clear();
+      setLines([]);
+    };
+    const query = () => ({ rank, tail_bytes: TAIL_BYTES });
+    return follow(["jobs", job.job_id, "logs", "events"], query, { chunk }, { reopened });
   }, [job.job_id, job.attempt, rank]);
   const needle = search.toLowerCase();
   const shown = needle ? lines.filter((line) => line.toLowerCase().includes(needle)) : lines;
