@@ -79,6 +79,7 @@ class Api:
         if call.verb == "GET":
             asked = from_query(kind, request.query_params, call.parameters, path)
         else:
+            check_names("parameter", request.query_params, ())
             asked = await from_body(kind, request, path)
         return JSONResponse(as_json(await self._gateway.call(call.method, asked)))
 

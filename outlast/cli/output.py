@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
 
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
+from outlast.facts import facts as facts
+from outlast.facts import finite
 
 LABEL_WIDTH = 11
 # Narrower terminals wrap by themselves.
@@ -29,23 +27,12 @@ _QUANTITY = re.compile(r"(\d) (?=%|(?:[num]?s|min|h|d|[KMGTP]?i?B|steps?|times|r
 
 def print_json(value: object) -> None:
     """One JSON document, indented; NaN and infinities become null."""
-    print(json.dumps(_finite(value), indent=2, allow_nan=False))
+    print(json.dumps(finite(value), indent=2, allow_nan=False))
 
 
 def print_json_line(value: object) -> None:
     """One JSON document on one line, written at once: an element of a stream."""
-    print(json.dumps(_finite(value), allow_nan=False), flush=True)
-
-
-def facts(message: Message) -> dict[str, Any]:
-    """A protobuf message as plain values under its field names.
-
-    Every field is there: absent optional ones are None, and integers stay
-    integers (protobuf's own JSON turns 64-bit ones into strings).
-    """
-    if message.DESCRIPTOR.full_name == "google.protobuf.Struct":
-        return _struct(message)
-    return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
+    print(json.dumps(finite(value), allow_nan=False), flush=True)
 
 
 def width() -> int | None:
@@ -166,47 +153,3 @@ def _wrapped(text: str, indent: int) -> list[str]:
         break_on_hyphens=False,
     )
     return [line.replace("\0", " ") for line in lines] or [text]
-
-
-def _field(message: Message, field: Any) -> Any:
-    value = getattr(message, field.name)
-    if field.has_presence:
-        if not message.HasField(field.name):
-            return None
-        return value if field.message_type is None else facts(value)
-    # A map, whose values are plain: how a descriptor says so differs between protobuf
-    # releases, as it does for "repeated".
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, str | bytes | int | float):
-        return value
-    return [item if field.message_type is None else facts(item) for item in value]
-
-
-def _struct(message: Any) -> dict[str, Any]:
-    from google.protobuf.json_format import MessageToDict
-
-    found = _whole(MessageToDict(message))
-    assert isinstance(found, dict)
-    return found
-
-
-def _whole(value: Any) -> Any:
-    """A Struct has doubles only; the integers among them were integers."""
-    if isinstance(value, dict):
-        return {key: _whole(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_whole(item) for item in value]
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

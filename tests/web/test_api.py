@@ -168,6 +168,7 @@ REFUSALS: list[tuple[str, str, object, int, str]] = [
     ("GET", "/jobs/nobody/curve?points=1", None, 400, "points: is '1'; allowed: 2 to 20000"),
     ("GET", "/nothing", None, 404, "there is no /api/v1/nothing"),
     ("POST", "/nodes/n0/cordon", {"a": 1}, 400, "a: is no field; allowed: none"),
+    ("POST", "/nodes/n0/cordon?a=1", {}, 400, "a: is no parameter; allowed: none"),
     ("POST", "/jobs", {}, 400, "one of spec and text"),
     ("POST", "/jobs", {"spec": 1}, 400, "no mapping of fields to values"),
     ("POST", "/jobs", {"text": "a: [1"}, 400, "not YAML"),
