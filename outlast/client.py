@@ -24,12 +24,13 @@ from outlast.errors import FatalError, RetryableError
 from outlast.problems import FieldProblem, SpecError
 from outlast.spec.message import spec_message
 from outlast.specfile import read_document
-from outlast.v1 import common_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2
+from outlast.v1 import common_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2, ranks_pb2
 from outlast.v1.code_pb2_grpc import CodeStub
 from outlast.v1.diagnostics_pb2_grpc import DiagnosticsStub
 from outlast.v1.incidents_pb2_grpc import IncidentsStub
 from outlast.v1.jobs_pb2_grpc import JobsStub
 from outlast.v1.nodes_pb2_grpc import NodesStub
+from outlast.v1.ranks_pb2_grpc import RanksStub
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 # A busy controller answers in milliseconds; one that does not answer for so long is away.
@@ -87,6 +88,7 @@ class Client:
         self._jobs = JobsStub(self._channel)
         self._nodes = NodesStub(self._channel)
         self._incidents = IncidentsStub(self._channel)
+        self._ranks = RanksStub(self._channel)
         self._diagnostics = DiagnosticsStub(self._channel)
 
     def __enter__(self) -> Client:
@@ -271,6 +273,18 @@ class Client:
     def forget_node(self, node_id: str) -> None:
         """Take a node that was given up and is gone off the list."""
         self._call(self._nodes.ForgetNode, nodes_pb2.ForgetNodeRequest(node_id=node_id))
+
+    def ranks(self, job_id: str, *, first: int = 0, most: int = 0) -> ranks_pb2.ListRanksResponse:
+        """What was last heard of ranks from `first` on, up to `most` of them; 0: up to 4,096."""
+        request = ranks_pb2.ListRanksRequest(job_id=job_id, first=first, most=most)
+        return self._call(self._ranks.ListRanks, request)
+
+    def times(
+        self, job_id: str, *, rank: int | None = None, attempt: int = 0
+    ) -> Iterator[ranks_pb2.ReadTimesResponse]:
+        """When the last operations and steps of ranks began and ended; attempt 0: the newest."""
+        request = ranks_pb2.ReadTimesRequest(job_id=job_id, rank=rank, attempt=attempt)
+        yield from self._stream(self._ranks.ReadTimes, request)
 
     def incidents(
         self, job_id: str = "", *, newest: int = 0, brief: bool = False

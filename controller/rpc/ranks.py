@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
+import grpc
+from google.protobuf.message import DecodeError
+
 from controller.core.edge.edge import Edge
 from controller.core.records import JobRecord
-from controller.grpc_errors import Context, bad_field, not_found
+from controller.grpc_errors import Context, abort, bad_field, not_found
 from controller.service import Service
+from controller.sessions.logs import LogQueries, SlowReaderError, TooManyQueriesError
 from outlast.ids import JobId
 from outlast.layout import Layout
-from outlast.v1 import agents_pb2, ranks_pb2
+from outlast.v1 import agents_pb2, jobs_pb2, ranks_pb2
 from outlast.v1.ranks_pb2_grpc import RanksServicer
 
 # In one answer, some 1 MB and 20 ms of work.
@@ -18,17 +24,16 @@ MOST = 4_096
 class RanksService(RanksServicer):
     """Lists ranks."""
 
-    def __init__(self, service: Service, edge: Edge) -> None:
+    def __init__(self, service: Service, edge: Edge, logs: LogQueries) -> None:
         self._service = service
         self._edge = edge
+        self._logs = logs
 
     async def ListRanks(
         self, request: ranks_pb2.ListRanksRequest, context: Context
     ) -> ranks_pb2.ListRanksResponse:
         """Some ranks of the present attempt."""
-        job = self._service.state.jobs.get(JobId(request.job_id))
-        if job is None:
-            await not_found(context, "job", request.job_id, "`outlast jobs` lists them")
+        job = await self._known(request.job_id, context)
         num_ranks = job.plan.world_size
         if not 0 <= request.first < num_ranks:
             await bad_field(context, "first", f"is {request.first}; allowed: 0 to {num_ranks - 1}")
@@ -46,6 +51,50 @@ class RanksService(RanksServicer):
             dp=layout.dp,
             ep=layout.ep,
         )
+
+    async def ReadTimes(
+        self, request: ranks_pb2.ReadTimesRequest, context: Context
+    ) -> AsyncIterator[ranks_pb2.ReadTimesResponse]:
+        """What black boxes have of the last operations and steps of a job's ranks."""
+        job = await self._known(request.job_id, context)
+        last = job.plan.world_size - 1
+        if request.HasField("rank") and not 0 <= request.rank <= last:
+            await bad_field(context, "rank", f"is {request.rank}; allowed: 0 to {last}")
+        if not 0 <= request.attempt <= job.attempt:
+            allowed = f"1 to {job.attempt}, or 0"
+            await bad_field(context, "attempt", f"is {request.attempt}; allowed: {allowed}")
+        asked = jobs_pb2.LogsRequest(
+            job_id=request.job_id,
+            rank=request.rank if request.HasField("rank") else None,
+            attempt=request.attempt,
+        )
+        try:
+            async for found in self._logs.read(asked, times=True):
+                yield _times_message(found)
+        except (SlowReaderError, TooManyQueriesError) as error:
+            await abort(
+                context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), reason="TIMES_LIMIT"
+            )
+
+    async def _known(self, name: str, context: Context) -> JobRecord:
+        job = self._service.state.jobs.get(JobId(name))
+        if job is None:
+            await not_found(context, "job", name, "`outlast jobs` lists them")
+        return job
+
+
+def _times_message(found: jobs_pb2.LogsResponse) -> ranks_pb2.ReadTimesResponse:
+    message = ranks_pb2.ReadTimesResponse(node=found.node, rank=found.rank, attempt=found.attempt)
+    if found.HasField("missing"):
+        message.missing.CopyFrom(found.missing)
+        return message
+    try:
+        message.times.ParseFromString(found.data)
+    except DecodeError:
+        # Of an agent that knows of logs only, this is one.
+        message.missing.reason = "its agent is of a version that does not tell times"
+        message.missing.first_rank, message.missing.num_ranks = found.rank, 1
+    return message
 
 
 def _layout_of(job: JobRecord) -> Layout:

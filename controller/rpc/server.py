@@ -111,7 +111,7 @@ class Server:
         add_JobsServicer_to_server(jobs, self._server)
         add_NodesServicer_to_server(nodes, self._server)
         add_IncidentsServicer_to_server(IncidentsService(service), self._server)
-        add_RanksServicer_to_server(RanksService(service, parts.edge), self._server)
+        add_RanksServicer_to_server(RanksService(service, parts.edge, logs), self._server)
         diagnostics = DiagnosticsService(service, sessions, runs)
         add_DiagnosticsServicer_to_server(diagnostics, self._server)
         # The stubs do not know its asyncio half.

@@ -48,8 +48,11 @@ class _Asked:
 class LogQuery:
     """What a reader has been sent, and from whom more is to come."""
 
-    def __init__(self, request: jobs_pb2.LogsRequest, query_id: str) -> None:
+    def __init__(
+        self, request: jobs_pb2.LogsRequest, query_id: str, *, times: bool = False
+    ) -> None:
         self.request = request
+        self.times = times
         self.query_id = query_id
         # Nodes whose session ended while they were followed: asked again when they are back.
         self.left: dict[NodeId, None] = {}

@@ -15,6 +15,7 @@ from outlast.cli.folders import DEFAULT_STATE_DIR
 from outlast.cli.logs import logs
 from outlast.cli.options import AnyJobName, Controller, JobName, Json, StateDir
 from outlast.cli.submit import submit
+from outlast.cli.trace import trace
 from outlast.cli.track import track
 from outlast.cli.watch import watch
 
@@ -28,7 +29,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands about jobs, in the order in which `--help` lists them."""
     app.command()(submit)
     app.command("jobs")(list_jobs)
-    for command in (status, watch, logs, curve, track, cancel, pause, resume):
+    for command in (status, watch, logs, curve, track, trace, cancel, pause, resume):
         app.command()(command)
 
 

@@ -1077,6 +1077,7 @@ class LogQuery(google.protobuf.message.Message):
     CANCEL_FIELD_NUMBER: builtins.int
     ATTEMPT_FIELD_NUMBER: builtins.int
     TIMESTAMPS_FIELD_NUMBER: builtins.int
+    TIMES_FIELD_NUMBER: builtins.int
     query_id: builtins.str
     job_id: builtins.str
     rank: builtins.int
@@ -1087,6 +1088,10 @@ class LogQuery(google.protobuf.message.Message):
     """Only this attempt; 0: the newest."""
     timestamps: builtins.bool
     """Say of each chunk when it was written."""
+    times: builtins.bool
+    """Instead of its output, what each rank's black box has of its last operations and steps: a
+    RankTimes in the data of one chunk.
+    """
     def __init__(
         self,
         *,
@@ -1098,9 +1103,10 @@ class LogQuery(google.protobuf.message.Message):
         cancel: builtins.bool = ...,
         attempt: builtins.int = ...,
         timestamps: builtins.bool = ...,
+        times: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "cancel", b"cancel", "follow", b"follow", "job_id", b"job_id", "query_id", b"query_id", "rank", b"rank", "tail_bytes", b"tail_bytes", "timestamps", b"timestamps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "cancel", b"cancel", "follow", b"follow", "job_id", b"job_id", "query_id", b"query_id", "rank", b"rank", "tail_bytes", b"tail_bytes", "times", b"times", "timestamps", b"timestamps"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
 
 global___LogQuery = LogQuery

@@ -9,9 +9,143 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import outlast.v1.common_pb2
+import outlast.v1.jobs_pb2
 import typing
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+@typing.final
+class ReadTimesRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    rank: builtins.int
+    """One rank, or every rank when absent."""
+    attempt: builtins.int
+    """0: the newest."""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        rank: builtins.int | None = ...,
+        attempt: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "job_id", b"job_id", "rank", b"rank"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
+
+global___ReadTimesRequest = ReadTimesRequest
+
+@typing.final
+class ReadTimesResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    TIMES_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
+    node: builtins.str
+    rank: builtins.int
+    attempt: builtins.int
+    @property
+    def times(self) -> global___RankTimes: ...
+    @property
+    def missing(self) -> outlast.v1.jobs_pb2.MissingLogs:
+        """Instead of times: this node's part is missing, or no longer."""
+
+    def __init__(
+        self,
+        *,
+        node: builtins.str = ...,
+        rank: builtins.int = ...,
+        attempt: builtins.int = ...,
+        times: global___RankTimes | None = ...,
+        missing: outlast.v1.jobs_pb2.MissingLogs | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["missing", b"missing", "times", b"times"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "missing", b"missing", "node", b"node", "rank", b"rank", "times", b"times"]) -> None: ...
+
+global___ReadTimesResponse = ReadTimesResponse
+
+@typing.final
+class RankTimes(google.protobuf.message.Message):
+    """RankTimes is the end of what a rank has noted, in nanoseconds since the epoch by its node's clock."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPERATIONS_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
+    @property
+    def operations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimedOperation]: ...
+    @property
+    def steps(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimedStep]: ...
+    def __init__(
+        self,
+        *,
+        operations: collections.abc.Iterable[global___TimedOperation] | None = ...,
+        steps: collections.abc.Iterable[global___TimedStep] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["operations", b"operations", "steps", b"steps"]) -> None: ...
+
+global___RankTimes = RankTimes
+
+@typing.final
+class TimedOperation(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OP_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    START_NS_FIELD_NUMBER: builtins.int
+    END_NS_FIELD_NUMBER: builtins.int
+    op: builtins.str
+    group: builtins.str
+    sequence: builtins.int
+    """How manieth of its group."""
+    detail: builtins.int
+    """The micro-batch of a send or receive, the root's place in the group of a broadcast; else -1."""
+    start_ns: builtins.int
+    end_ns: builtins.int
+    """0: the rank is still inside, or ended there."""
+    def __init__(
+        self,
+        *,
+        op: builtins.str = ...,
+        group: builtins.str = ...,
+        sequence: builtins.int = ...,
+        detail: builtins.int = ...,
+        start_ns: builtins.int = ...,
+        end_ns: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["detail", b"detail", "end_ns", b"end_ns", "group", b"group", "op", b"op", "sequence", b"sequence", "start_ns", b"start_ns"]) -> None: ...
+
+global___TimedOperation = TimedOperation
+
+@typing.final
+class TimedStep(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    START_NS_FIELD_NUMBER: builtins.int
+    END_NS_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    start_ns: builtins.int
+    end_ns: builtins.int
+    def __init__(
+        self,
+        *,
+        step: builtins.int = ...,
+        start_ns: builtins.int = ...,
+        end_ns: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["end_ns", b"end_ns", "start_ns", b"start_ns", "step", b"step"]) -> None: ...
+
+global___TimedStep = TimedStep
 
 @typing.final
 class ListRanksRequest(google.protobuf.message.Message):

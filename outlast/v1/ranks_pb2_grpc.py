@@ -40,6 +40,11 @@ class RanksStub(object):
                 request_serializer=outlast_dot_v1_dot_ranks__pb2.ListRanksRequest.SerializeToString,
                 response_deserializer=outlast_dot_v1_dot_ranks__pb2.ListRanksResponse.FromString,
                 _registered_method=True)
+        self.ReadTimes = channel.unary_stream(
+                '/outlast.v1.Ranks/ReadTimes',
+                request_serializer=outlast_dot_v1_dot_ranks__pb2.ReadTimesRequest.SerializeToString,
+                response_deserializer=outlast_dot_v1_dot_ranks__pb2.ReadTimesResponse.FromString,
+                _registered_method=True)
 
 
 class RanksServicer(object):
@@ -53,6 +58,14 @@ class RanksServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadTimes(self, request, context):
+        """ReadTimes sends when each rank's last operations and steps began and ended, as its black box
+        has them, of ranks that have ended, too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RanksServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +73,11 @@ def add_RanksServicer_to_server(servicer, server):
                     servicer.ListRanks,
                     request_deserializer=outlast_dot_v1_dot_ranks__pb2.ListRanksRequest.FromString,
                     response_serializer=outlast_dot_v1_dot_ranks__pb2.ListRanksResponse.SerializeToString,
+            ),
+            'ReadTimes': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadTimes,
+                    request_deserializer=outlast_dot_v1_dot_ranks__pb2.ReadTimesRequest.FromString,
+                    response_serializer=outlast_dot_v1_dot_ranks__pb2.ReadTimesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +108,33 @@ class Ranks(object):
             '/outlast.v1.Ranks/ListRanks',
             outlast_dot_v1_dot_ranks__pb2.ListRanksRequest.SerializeToString,
             outlast_dot_v1_dot_ranks__pb2.ListRanksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadTimes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/outlast.v1.Ranks/ReadTimes',
+            outlast_dot_v1_dot_ranks__pb2.ReadTimesRequest.SerializeToString,
+            outlast_dot_v1_dot_ranks__pb2.ReadTimesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,6 +27,14 @@ class RanksStub:
     ]
     """ListRanks says what was last heard of the ranks of a job's present attempt, in order."""
 
+    ReadTimes: grpc.UnaryStreamMultiCallable[
+        outlast.v1.ranks_pb2.ReadTimesRequest,
+        outlast.v1.ranks_pb2.ReadTimesResponse,
+    ]
+    """ReadTimes sends when each rank's last operations and steps began and ended, as its black box
+    has them, of ranks that have ended, too.
+    """
+
 class RanksAsyncStub:
     """Ranks shows what each rank of a job does."""
 
@@ -35,6 +43,14 @@ class RanksAsyncStub:
         outlast.v1.ranks_pb2.ListRanksResponse,
     ]
     """ListRanks says what was last heard of the ranks of a job's present attempt, in order."""
+
+    ReadTimes: grpc.aio.UnaryStreamMultiCallable[
+        outlast.v1.ranks_pb2.ReadTimesRequest,
+        outlast.v1.ranks_pb2.ReadTimesResponse,
+    ]
+    """ReadTimes sends when each rank's last operations and steps began and ended, as its black box
+    has them, of ranks that have ended, too.
+    """
 
 class RanksServicer(metaclass=abc.ABCMeta):
     """Ranks shows what each rank of a job does."""
@@ -46,5 +62,15 @@ class RanksServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[outlast.v1.ranks_pb2.ListRanksResponse, collections.abc.Awaitable[outlast.v1.ranks_pb2.ListRanksResponse]]:
         """ListRanks says what was last heard of the ranks of a job's present attempt, in order."""
+
+    @abc.abstractmethod
+    def ReadTimes(
+        self,
+        request: outlast.v1.ranks_pb2.ReadTimesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[outlast.v1.ranks_pb2.ReadTimesResponse], collections.abc.AsyncIterator[outlast.v1.ranks_pb2.ReadTimesResponse]]:
+        """ReadTimes sends when each rank's last operations and steps began and ended, as its black box
+        has them, of ranks that have ended, too.
+        """
 
 def add_RanksServicer_to_server(servicer: RanksServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -12,7 +12,8 @@ from controller.agent.observe.log_times import LogTimes
 from controller.agent.observe.logs import Logs
 from controller.agent.observe.worker_logs import WorkerLogs
 from controller.agent.workers.worker import Worker
-from outlast.v1 import agents_pb2
+from outlast.blackbox import Group, Op, Writer
+from outlast.v1 import agents_pb2, ranks_pb2
 from outlast.worker_contract import WorkerFiles
 
 DEADLINE_S = 60.0
@@ -57,6 +58,23 @@ def test_one_attempt_or_the_newest_is_sent(jobs_dir: Path) -> None:
     assert {c.attempt for c in answers(jobs_dir)} == {10}
     assert answers(jobs_dir, attempt=3) == []
     assert {c.at_s for c in answers(jobs_dir)} == {0.0}
+
+
+def test_times_are_those_of_black_boxes(jobs_dir: Path) -> None:
+    folder = jobs_dir / "job" / "a10"
+    writer = Writer(folder / "rank-00001.blackbox", rank=1, world_size=2, attempt=10)
+    writer.enter(Op.ALL_REDUCE, Group.DP)
+    writer.leave()
+    writer.enter(Op.SEND, Group.PP, 3)
+    # Rank 0 has no box, and what is no box has no times.
+    (folder / "rank-00000.blackbox").write_bytes(b"none")
+    (chunk,) = answers(jobs_dir, times=True)
+    times = ranks_pb2.RankTimes.FromString(chunk.data)
+    assert (chunk.rank, chunk.attempt) == (1, 10)
+    first, second = times.operations
+    assert (first.op, first.group, first.sequence) == ("all_reduce", "dp", 1)
+    assert 0 < first.start_ns <= first.end_ns <= second.start_ns
+    assert (second.op, second.detail, second.end_ns) == ("send", 3, 0)
 
 
 def test_each_piece_has_the_time_at_which_it_was_seen(tmp_path: Path) -> None:

@@ -88,3 +88,25 @@ def test_ranks_that_are_not_there_are_refused(tmp_path: Path) -> None:
                 await ranks(bench, "other")
 
     asyncio.run(scenario())
+
+
+def test_times_come_from_the_agents_of_a_job(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            first, second = await bench.add_agents(2)
+            job_id = await bench.start_job()
+            times = ranks_pb2.RankTimes(steps=[ranks_pb2.TimedStep(step=3, start_ns=1, end_ns=2)])
+            first.logs = times.SerializeToString()
+            # What an agent sends that does not know of times.
+            second.logs = b"\xff some output"
+            stub = RanksStub(bench.channel)
+            request = ranks_pb2.ReadTimesRequest(job_id=job_id)
+            found = {each.node: each async for each in stub.ReadTimes(request)}
+            assert found["n0"].times == times
+            assert "does not tell times" in found["n1"].missing.reason
+            for wrong, says in (({"rank": 2}, "allowed: 0 to 1"), ({"attempt": 7}, "1 to 1")):
+                bad = ranks_pb2.ReadTimesRequest(job_id=job_id, **wrong)
+                with pytest.raises(grpc.aio.AioRpcError, match=says):
+                    await stub.ReadTimes(bad).read()
+
+    asyncio.run(scenario())

@@ -18,9 +18,10 @@ from pathlib import Path
 
 from controller.agent.observe.log_files import read_log
 from controller.agent.observe.log_times import LogTimes
+from controller.agent.observe.rank_times import rank_times
 from controller.agent.session import SessionLostError
 from outlast.v1 import agents_pb2
-from outlast.worker_contract import ALL_LOGS, log_rank
+from outlast.worker_contract import ALL_LOGS, WorkerFiles, log_rank
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +114,9 @@ class Logs:
             for source in _sources(job_dir, rank, after_attempt=after)
             if query.attempt in (0, source.attempt)
         }
+        if query.times:
+            await self._send_times(query, list(sources.values()))
+            return
         for source in sources.values():
             source.offset = max(0, source.path.stat().st_size - wanted)
         await self._send_new(query, list(sources.values()))
@@ -125,6 +129,19 @@ class Logs:
                 if query.attempt in (0, source.attempt):
                     sources.setdefault(source.path, source)
             await self._send_new(query, list(sources.values()))
+
+    async def _send_times(self, query: agents_pb2.LogQuery, sources: list[_Source]) -> None:
+        for source in sources:
+            paths = WorkerFiles.below(source.path.parent, source.rank)
+            times = await asyncio.to_thread(rank_times, paths.blackbox)
+            if times is not None:
+                chunk = agents_pb2.LogChunk(
+                    query_id=query.query_id,
+                    rank=source.rank,
+                    attempt=source.attempt,
+                    data=times.SerializeToString(),
+                )
+                await self._send(agents_pb2.AgentMessage(log_chunk=chunk))
 
     async def _send_new(self, query: agents_pb2.LogQuery, sources: list[_Source]) -> None:
         for source in sources:

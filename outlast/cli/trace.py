@@ -1,0 +1,144 @@
+"""`outlast trace`: what every rank did in its last steps, for Perfetto."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outlast.cli import output
+from outlast.cli.connect import controller_of, find_job
+from outlast.cli.errors import CliError
+from outlast.cli.folders import DEFAULT_STATE_DIR
+from outlast.cli.options import AnyJobName, Controller, StateDir
+
+if TYPE_CHECKING:
+    from outlast.client import Client
+    from outlast.layout import Layout
+    from outlast.trace.events import Mark
+    from outlast.trace.ranks import TracedRank
+
+_STEPS = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def trace(
+    job: AnyJobName = "",
+    to: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to; .gz compresses.")
+    ] = Path("trace.json.gz"),
+    rank: Annotated[
+        list[int] | None,
+        typer.Option("--rank", min=0, metavar="RANK", help="Only this rank; may be repeated."),
+    ] = None,
+    steps: Annotated[
+        str, typer.Option("--steps", metavar="A-B", help="Only these steps; else all known ones.")
+    ] = "",
+    attempt: Annotated[
+        int, typer.Option("--attempt", min=0, metavar="N", help="Of this attempt; 0: the newest.")
+    ] = 0,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """Write what each rank did in its last steps, and whom it waited for.
+
+    Each rank keeps its last 4,096 operations; open the file at ui.perfetto.dev or in
+    chrome://tracing. Works for ranks that have ended, too.
+    """
+    wanted = _steps(steps)
+    with controller_of(controller, state_dir) as client:
+        found = find_job(client, job)
+        ranks, layout, missing = _read(client, found.job_id, rank, attempt)
+        marks = _marks(client, found.job_id)
+    for each in missing:
+        output.print_message(f"outlast: missing: {each}")
+    if not ranks:
+        raise CliError(f"no rank of {found.job_id} has noted anything that is still there")
+    _write(ranks, layout, marks, wanted, to)
+
+
+def _steps(text: str) -> tuple[int, int] | None:
+    if not text:
+        return None
+    match = _STEPS.fullmatch(text)
+    if match is None:
+        raise CliError(f"--steps is {text!r}; allowed: a step, or two with a hyphen, as 100-120")
+    first = int(match.group(1))
+    last = int(match.group(2) or first)
+    if last < first:
+        raise CliError(f"--steps is {text!r}; the first step has to come first")
+    return first, last
+
+
+def _read(
+    client: Client, job_id: str, only: Sequence[int] | None, attempt: int
+) -> tuple[list[TracedRank], Layout, list[str]]:
+    """Ranks in order, the present layout, and what is missing in words."""
+    from outlast.layout import Layout
+    from outlast.trace.ranks import traced_ranks
+
+    listed = client.ranks(job_id, most=1)
+    layout = Layout(tp=listed.tp, pp=listed.pp, dp=listed.dp, ep=listed.ep)
+    times, missing = {}, []
+    for asked in only or (None,):
+        for found in client.times(job_id, rank=asked, attempt=attempt):
+            if found.HasField("missing"):
+                missing += [f"{found.node}: {found.missing.reason}"] if found.missing.reason else []
+            else:
+                times[found.rank] = found
+    return traced_ranks(times.values(), layout), layout, missing
+
+
+def _marks(client: Client, job_id: str) -> list[Mark]:
+    from outlast.trace.events import Mark
+
+    return [
+        Mark(
+            name=f"incident {each.incident_id}: {each.cause}",
+            at_ns=round(each.opened_s * 1e9),
+            facts={"action": each.action, "reason": each.reason},
+        )
+        for each in client.incidents(job_id, brief=True)
+    ]
+
+
+def _write(
+    ranks: Sequence[TracedRank],
+    layout: Layout,
+    marks: Sequence[Mark],
+    wanted: tuple[int, int] | None,
+    to: Path,
+) -> None:
+    from outlast.trace.clocks import ahead_ns, aligned
+    from outlast.trace.events import cut, events
+
+    ahead = ahead_ns(ranks, layout)
+    shown = aligned(ranks, ahead)
+    if wanted is not None:
+        shown = cut(shown, *wanted)
+    steps = sorted({int(step.name.split()[1]) for rank in shown for step in rank.steps})
+    if wanted is not None and not steps:
+        raise CliError(f"no rank has anything of steps {wanted[0]}-{wanted[1]} any more")
+    begun = [span.start_ns for rank in shown for span in (*rank.operations, *rank.steps)]
+    # What happened before the first of them is not in the picture.
+    seen = [mark for mark in marks if begun and mark.at_ns >= min(begun)]
+    opened = gzip.open if to.suffix == ".gz" else open
+    try:
+        with opened(to, "wt", encoding="utf-8") as file:
+            file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+            for number, event in enumerate(events(shown, layout, seen)):
+                file.write((",\n" if number else "") + json.dumps(event))
+            file.write("\n]}\n")
+    except OSError as error:
+        raise CliError(f"{to}: {error.strerror or error}") from error
+    most = max(map(abs, ahead.values()), default=0)
+    of_steps = f"steps {steps[0]}-{steps[-1]}" if steps else "no whole step"
+    output.print_message(
+        f"{to}: {len(shown)} ranks, {of_steps}"
+        + (f"; clocks of nodes were up to {most / 1e6:.2f} ms apart" if most else "")
+        + "; open it at ui.perfetto.dev"
+    )

@@ -1,0 +1,185 @@
+"""What ranks noted, as a trace: whose work and whose waiting, by one clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from outlast.layout import Layout
+from outlast.trace.clocks import ahead_ns, aligned
+from outlast.trace.events import Mark, cut, events
+from outlast.trace.ranks import Span, TracedOperation, TracedRank, own_work, traced_ranks
+from outlast.v1 import ranks_pb2
+
+MS = 1_000_000
+LAYOUT = Layout(dp=2)
+
+
+def operation(
+    start_ms: float,
+    end_ms: float,
+    *,
+    name: str = "all_reduce",
+    group: str = "dp",
+    sequence: int = 1,
+) -> TracedOperation:
+    return TracedOperation(
+        name=name,
+        group=group,
+        sequence=sequence,
+        detail=-1,
+        start_ns=round(start_ms * MS),
+        end_ns=round(end_ms * MS),
+    )
+
+
+def step(number: int, start_ms: float, end_ms: float) -> Span:
+    return Span(name=f"step {number}", start_ns=round(start_ms * MS), end_ns=round(end_ms * MS))
+
+
+def rank_of(
+    number: int,
+    operations: tuple[TracedOperation, ...],
+    steps: tuple[Span, ...] = (),
+    *,
+    node: str = "",
+    layout: Layout = LAYOUT,
+) -> TracedRank:
+    return TracedRank(
+        rank=number,
+        node=node or f"n{number}",
+        at=layout.coordinate(number),
+        operations=operations,
+        steps=steps,
+    )
+
+
+def spans(ranks: list[TracedRank], thread: str) -> list[tuple[int, float, float]]:
+    """Rank, beginning and length of what is on a thread, in milliseconds."""
+    found = list(events(ranks, LAYOUT))
+    names = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in found
+        if event["name"] == "thread_name"
+    }
+    return [
+        (event["pid"], event["ts"] / 1000, event["dur"] / 1000)
+        for event in found
+        if event["ph"] == "X" and names[event["pid"], event["tid"]] == thread
+    ]
+
+
+def test_work_is_what_lies_in_a_step_and_in_no_operation() -> None:
+    rank = rank_of(
+        0,
+        (operation(10, 12), operation(20, 25, sequence=2), operation(31, 32, sequence=3)),
+        (step(1, 10, 30), step(2, 30, 40)),
+    )
+    assert [(each.start_ns / MS, each.end_ns / MS) for each in own_work(rank, 1)] == [
+        (12, 20),
+        (25, 30),
+        (30, 31),
+        (32, 40),
+    ]
+
+
+def test_of_steps_before_the_first_known_operation_nothing_is_said() -> None:
+    rank = rank_of(0, (operation(25, 26),), (step(1, 0, 10), step(2, 10, 30)))
+    assert [(each.start_ns / MS, each.end_ns / MS) for each in own_work(rank, 1)] == [(26, 30)]
+
+
+def test_a_collective_names_who_began_it_last() -> None:
+    ranks = [rank_of(0, (operation(10, 31),)), rank_of(1, (operation(30, 31),))]
+    (first, second) = (each for each in events(ranks, LAYOUT) if each["ph"] == "X")
+    assert first["args"]["last to begin"] == "rank 1"
+    assert first["args"]["waited for it (us)"] == pytest.approx(20_000)
+    assert second["args"]["waited for it (us)"] == 0
+
+
+def test_ranks_have_threads_for_steps_work_and_each_group() -> None:
+    rank = rank_of(
+        0, (operation(0, 1), operation(2, 3, group="tp", name="all_gather")), (step(1, 0, 5),)
+    )
+    assert spans([rank], "steps") == [(0, 0, 5)]
+    assert spans([rank], "own work") == [(0, 1, 1), (0, 3, 2)]
+    assert spans([rank], "dp") == [(0, 0, 1)]
+    assert spans([rank], "tp") == [(0, 2, 1)]
+
+
+def meetings(other_began_last: bool, sequences: range, group: str) -> tuple[TracedOperation, ...]:
+    """One side of collectives of two ranks: each begins last half of the time, 1 ms before the
+    end, and the other one 5 ms before it."""
+    return tuple(
+        operation(
+            10 * each - (5 if (each % 2 == 0) == other_began_last else 1),
+            10 * each,
+            group=group,
+            sequence=each,
+        )
+        for each in sequences
+    )
+
+
+def test_clocks_of_nodes_are_put_beside_each_other_by_what_ends_together() -> None:
+    layout = Layout(pp=2, dp=2)
+    # Node n2 meets n0 through n1 only.
+    dp, world = range(1, 9), range(11, 19)
+    both = meetings(False, dp, "dp") + meetings(True, world, "world")
+    true = [
+        rank_of(0, meetings(True, dp, "dp"), layout=layout),
+        rank_of(1, both, layout=layout),
+        rank_of(2, meetings(False, world, "world"), layout=layout),
+    ]
+    wrong = {"n0": 0, "n1": 700 * MS, "n2": -300 * MS}
+    seen = aligned(true, {node: -by for node, by in wrong.items()})
+    found = ahead_ns(seen, layout)
+    # As closely as the last rank's part of a collective is short, and no further.
+    for node, by_ns in wrong.items():
+        assert abs(found[node] - by_ns) <= 2 * MS
+    assert aligned(seen, wrong) == true
+
+
+def test_clocks_that_may_be_the_same_are_left_as_they_are() -> None:
+    # Rank 1 notices each end 3 ms late.
+    first = tuple(operation(10 * each, 10 * each + 4, sequence=each) for each in range(1, 9))
+    second = tuple(operation(10 * each + 3, 10 * each + 7, sequence=each) for each in range(1, 9))
+    assert ahead_ns([rank_of(0, first), rank_of(1, second)], LAYOUT) == {"n0": 0, "n1": 0}
+
+
+def test_a_node_that_meets_nobody_keeps_its_clock() -> None:
+    ranks = [rank_of(0, (operation(0, 1),)), rank_of(1, ())]
+    assert ahead_ns(ranks, LAYOUT) == {"n0": 0, "n1": 0}
+    assert ahead_ns([], LAYOUT) == {}
+
+
+def test_only_some_steps_are_cut_out() -> None:
+    rank = rank_of(
+        0,
+        (operation(0, 1), operation(12, 13, sequence=2), operation(25, 26, sequence=3)),
+        (step(1, 0, 10), step(2, 10, 20), step(3, 20, 30)),
+    )
+    (found,) = cut([rank], 2, 2)
+    assert [each.name for each in found.steps] == ["step 2"]
+    assert [each.sequence for each in found.operations] == [2]
+
+
+def test_marks_are_of_the_whole_trace() -> None:
+    mark = Mark(name="incident a.i1", at_ns=5 * MS, facts={"action": "restart"})
+    *_, last = events([rank_of(0, (operation(1, 2),))], LAYOUT, [mark])
+    assert (last["ph"], last["s"], last["ts"]) == ("i", "g", 4000)
+
+
+def test_ranks_are_read_as_the_controller_sends_them() -> None:
+    first = ranks_pb2.ReadTimesResponse(node="n1", rank=1)
+    first.times.operations.add(op="send", group="pp", sequence=4, detail=2, start_ns=1, end_ns=3)
+    first.times.operations.add(op="all_reduce", group="dp", sequence=9, detail=-1, start_ns=4)
+    first.times.steps.add(step=7, start_ns=0, end_ns=5)
+    # The job had more ranks then.
+    gone = ranks_pb2.ReadTimesResponse(node="n2", rank=2)
+    rank, other = traced_ranks([gone, first], LAYOUT)
+    assert (rank.at, rank.node, other.at) == (LAYOUT.coordinate(1), "n1", None)
+    assert rank.operations[0].detail == 2
+    assert rank.steps == (Span(name="step 7", start_ns=0, end_ns=5),)
+    # It is still inside.
+    assert (rank.operations[1].end_ns, rank.operations[1].is_over) == (5, False)
+    names = [event["name"] for event in events([rank], LAYOUT) if event["ph"] == "X"]
+    assert names[-1] == "all_reduce (not left)"
