@@ -38,9 +38,9 @@ def test_the_job_to_begin_with_can_be_submitted_from_any_folder(
 def test_nodes_of_an_earlier_controller_are_not_called_starting(tmp_path: Path) -> None:
     options = Options(state_dir=tmp_path, local_nodes=4, standby=1)
     said = ready_lines(options, replace(RUNNING, adopted=3, dead=(NodeId("node-1"),)))
-    assert said[1] == "3 local node(s) run on from before, 1 are starting."
-    assert said[2] == "Dead: node-1; Ctrl-C here and then `outlast up` brings back all."
-    fresh = ready_lines(options, RUNNING)[1]
+    assert said[2] == "3 local node(s) run on from before, 1 are starting."
+    assert said[3] == "Dead: node-1; Ctrl-C here and then `outlast up` brings back all."
+    fresh = ready_lines(options, RUNNING)[2]
     assert fresh == "4 local node(s) of 1 worker(s) and 1 standby are starting."
 
 

@@ -149,8 +149,9 @@ def test_client_and_web(tmp_path: Path) -> None:
         assert next(client.watch(job.job_id)).job.state == "QUEUED"
 
         assert json.loads(fetch(it.http, "/healthz")) == {"ok": True, "term": 1}
-        index = json.loads(fetch(it.http, "/"))
-        assert index["jobs"] == {job.job_id: "QUEUED"}
+        assert "<title>Outlast</title>" in fetch(it.http, "/")
+        (listed,) = json.loads(fetch(it.http, "/api/v1/jobs"))["jobs"]
+        assert (listed["job_id"], listed["state"]) == (job.job_id, "QUEUED")
         metrics = fetch(it.http, "/metrics")
         assert f'outlast_job_state{{job_id="{job.job_id}",state="QUEUED"}} 1.0' in metrics
         assert f'outlast_job_state{{job_id="{job.job_id}",state="RUNNING"}} 0.0' in metrics
