@@ -28,7 +28,7 @@ def parse(arguments: list[str] | None) -> Options:
     parser.add_argument("--workers-per-node", type=int, default=1)
     parser.add_argument("--standby", type=int, default=0, help="local nodes on top, as spares")
     parser.add_argument("--join-token-file", type=Path, help="what agents must show to join")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML: code, retention")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML: code, notify, retention")
     parser.add_argument(
         "--fresh", action="store_true", help="forget jobs, nodes and host memory first"
     )
@@ -47,6 +47,7 @@ def parse(arguments: list[str] | None) -> Options:
         fresh=given.fresh,
         join_token_file=given.join_token_file,
         retention=configuration.retention,
+        notify=configuration.notify,
         max_code_bytes=configuration.max_code_bytes,
     )
     if given.agent_command:

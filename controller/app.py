@@ -15,11 +15,14 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 from controller import join_token, state_dir
 from controller.addresses import bind_http, name_of, warn_if_open
 from controller.assembly import Controller, assemble
 from controller.local.cluster import LocalCluster
+from controller.notify import metrics as notifications
+from controller.notify.notifier import Notifier
 from controller.options import Options
 from controller.retention import Keeper
 from outlast.errors import FatalError, OutlastError
@@ -133,12 +136,18 @@ class _Life:
 
     def _begin(self, http: socket.socket) -> asyncio.Task[None]:
         keeper = Keeper(self._service, self._options.retention, self._controller.parts.code)
+        notifier = Notifier(self._service, self._options.notify, self._options.state_dir)
+        self._controller.metrics.add(partial(notifications.collect, notifier))
         stopped = asyncio.create_task(_until(self._stop), name="stop")
         self._vital = [
             asyncio.create_task(self._service.run(), name="service"),
             asyncio.create_task(self._controller.web.serve(http, self._running.grpc), name="web"),
         ]
-        self._others = [asyncio.create_task(keeper.run(), name="retention"), stopped]
+        self._others = [
+            asyncio.create_task(keeper.run(), name="retention"),
+            asyncio.create_task(notifier.run(), name="notifications"),
+            stopped,
+        ]
         if self._cluster is not None:
             self._others.append(asyncio.create_task(self._cluster.failed(), name="cluster"))
             self._vital.append(self._others[-1])

@@ -10,6 +10,7 @@ import yaml
 
 from checkpoint.storage.drivers import missing_driver
 from controller.core.retention import Retention
+from controller.notify import settings as notify
 from outlast.code.digest import DEFAULT_MAX_BYTES
 from outlast.rules.places import wrong_with_place
 
@@ -24,6 +25,7 @@ class Configuration:
     retention: Retention = field(default_factory=Retention)
     max_code_bytes: int = DEFAULT_MAX_BYTES
     """`code.max_mib`."""
+    notify: notify.Notify = notify.NOBODY
 
 
 def read(path: Path) -> Configuration:
@@ -40,10 +42,11 @@ def read(path: Path) -> Configuration:
         raise ValueError(f"{path} is not YAML: {error}") from error
     try:
         sections = _mapping({} if document is None else document, "the file")
-        _check_names(sections, ("code", "retention"), "")
+        _check_names(sections, ("code", "notify", "retention"), "")
         return Configuration(
             retention=_retention(sections.get("retention") or {}),
             max_code_bytes=_max_code_bytes(sections.get("code") or {}),
+            notify=notify.parse(_mapping(sections.get("notify") or {}, "notify")),
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

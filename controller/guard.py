@@ -18,7 +18,7 @@ from controller.ratelimit import RateLimitedLog
 logger = logging.getLogger(__name__)
 
 # Known beforehand, so that the first error of each is already a rise.
-PARTS = ("watch", "effects", "log", "retention")
+PARTS = ("watch", "effects", "log", "retention", "notifications")
 
 _Result = TypeVar("_Result")
 

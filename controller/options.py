@@ -10,6 +10,7 @@ from controller.addresses import DEFAULT_GRPC, DEFAULT_HTTP, parse_address
 from controller.core.context import Settings
 from controller.core.retention import Retention
 from controller.kube.config import KubeConfig
+from controller.notify.settings import NOBODY, Notify
 from outlast.code.digest import DEFAULT_MAX_BYTES
 from outlast.startup import python_command
 
@@ -42,6 +43,8 @@ class Options:
     """Bounds of the fleet as a whole."""
     retention: Retention = field(default_factory=Retention)
     """What is kept of ended jobs."""
+    notify: Notify = NOBODY
+    """Who is told of incidents and ends of jobs."""
     max_code_bytes: int = DEFAULT_MAX_BYTES
     """How large the archive of a job's code may be."""
     agent_command: tuple[str, ...] = python_command("controller.agent")

@@ -8,8 +8,8 @@ from typing import Any
 
 from demo import svg
 from demo.analysis import Phase
-from outlast.cli.describe import duration
 from outlast.cli.pages.shell import style, template
+from outlast.durations import duration
 
 _KIND_NAMES = {"worker_killed": "worker killed", "node_lost": "node lost"}
 

@@ -15,7 +15,8 @@ from demo import analysis
 from demo.page import kind_name, render, seconds
 from outlast import __version__
 from outlast.cli import output
-from outlast.cli.describe import duration, size
+from outlast.cli.describe import size
+from outlast.durations import duration
 
 if TYPE_CHECKING:
     from demo.scenario import Recorded

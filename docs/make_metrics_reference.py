@@ -14,6 +14,7 @@ from controller.agent.observe.metrics import gpu, host, network, ranks
 from controller.agent.observe.metrics import itself as agent
 from controller.families import Family
 from controller.kube import metrics as kube
+from controller.notify import metrics as notifications
 from controller.web.metrics import checkpoints, checks, fleet, incidents, jobs, training
 from controller.web.metrics import itself as controller
 
@@ -22,8 +23,8 @@ PAGE = Path(__file__).parent / "reference" / "metrics.md"
 _HEAD = """# Metrics
 
 Generated from the declarations below `controller/web/metrics` and
-`controller/agent/observe/metrics` and in `controller/kube/metrics.py` by
-`python docs/make_metrics_reference.py`.
+`controller/agent/observe/metrics` and in `metrics.py` of `controller/kube` and `controller/notify`
+by `python docs/make_metrics_reference.py`.
 
 The controller shows jobs, nodes, incidents and checkpoints at `http://CONTROLLER:7071/metrics`.
 Each agent shows its ranks and its machine at the port of `--metrics-port`;
@@ -57,6 +58,7 @@ def page() -> str:
                 ("Nodes", fleet),
                 ("Checks", checks),
                 ("Kubernetes", kube),
+                ("Notifications", notifications),
                 ("The controller itself", controller),
             ),
             "## Agents\n",

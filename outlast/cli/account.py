@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from outlast.cli import describe
+from outlast.durations import duration
 
 if TYPE_CHECKING:
     from outlast.v1.incidents_pb2 import Incident
@@ -67,8 +67,8 @@ def cause_rows(incidents: Sequence[Incident]) -> list[tuple[str, str, str, str]]
         (
             cause.replace("_", " "),
             str(count),
-            "-" if mttr_s is None else describe.duration(mttr_s),
-            describe.duration(lost_s),
+            "-" if mttr_s is None else duration(mttr_s),
+            duration(lost_s),
         )
         for cause, count, mttr_s, lost_s in by_cause(incidents)
     ]

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from outlast.durations import duration
+
 if TYPE_CHECKING:
     from outlast.v1.incidents_pb2 import Incident
     from outlast.v1.jobs_pb2 import Job
@@ -259,24 +261,6 @@ def cost(incident: Incident) -> str:
         redone = incident.steps_redone
         parts.append(f"{redone} step{'' if redone == 1 else 's'} redone")
     return ", ".join(parts) or "not known yet"
-
-
-def duration(seconds: float) -> str:
-    """A length of time as people say it: `0.42 s`, `12.3 s`, `3 min 20 s`, `5 h 2 min`."""
-    if not math.isfinite(seconds):
-        return "unknown"
-    seconds = max(0.0, seconds)
-    if seconds < 1:
-        return f"{seconds:.2f} s"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    return f"{hours // 24} d {hours % 24} h"
 
 
 def step_part(seconds: float) -> str:

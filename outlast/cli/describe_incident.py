@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from outlast.cli.describe import clock, cost, duration
+from outlast.cli.describe import clock, cost
+from outlast.durations import duration
 
 if TYPE_CHECKING:
     from outlast.v1.incidents_pb2 import Evidence, Incident

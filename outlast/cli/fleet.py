@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from outlast.cli import describe, output
+from outlast.cli import output
 from outlast.cli.connect import controller_of
 from outlast.cli.folders import DEFAULT_STATE_DIR
 from outlast.cli.options import Controller, Json, NodeName, StateDir
 from outlast.cli.usage import Commands, ListingGroup
+from outlast.durations import duration
 
 if TYPE_CHECKING:
     from outlast.v1.nodes_pb2 import Node
@@ -109,11 +110,11 @@ def _node_row(node: Node, now_s: float) -> tuple[str, ...]:
     is_silent = node.late or not node.connected
     silent = "yes" if is_silent else ""
     if is_silent and node.last_heartbeat_s:
-        silent = describe.duration(now_s - node.last_heartbeat_s)
+        silent = duration(now_s - node.last_heartbeat_s)
     return (
         node.node_id,
         node.state + (", cordoned" if node.cordoned else ""),
-        describe.duration(now_s - node.state_since_s),
+        duration(now_s - node.state_since_s),
         silent,
         str(node.workers),
         node.job_id or "-",

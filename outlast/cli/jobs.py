@@ -18,6 +18,7 @@ from outlast.cli.submit import submit
 from outlast.cli.trace import trace
 from outlast.cli.track import track
 from outlast.cli.watch import watch
+from outlast.durations import duration
 
 if TYPE_CHECKING:
     from outlast.v1.jobs_pb2 import Job
@@ -166,7 +167,7 @@ def _row(job: Job, now_s: float) -> tuple[str, ...]:
     return (
         job.job_id,
         job.state,
-        describe.duration(now_s - job.state_since_s),
+        duration(now_s - job.state_since_s),
         _step(job),
         f"{job.loss:.4f}" if job.HasField("loss") else "-",
         job.reason,

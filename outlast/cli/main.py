@@ -25,6 +25,7 @@ from outlast.cli import (
     incidents,
     jobs,
     models,
+    notify,
     output,
     planning,
     report,
@@ -99,6 +100,7 @@ fleet.register(app)
 diagnose.register(app)
 checkpoints.register(app)
 archive.register(app)
+notify.register(app)
 planning.register(app)
 models.register(app)
 data.register(app)

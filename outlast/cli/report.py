@@ -13,6 +13,7 @@ from outlast.cli.account import cause_rows, facts, shown_parts, steps_lost
 from outlast.cli.connect import controller_of, find_job
 from outlast.cli.folders import DEFAULT_STATE_DIR
 from outlast.cli.options import Controller, JobName, Json, StateDir
+from outlast.durations import duration
 
 if TYPE_CHECKING:
     from outlast.v1.incidents_pb2 import Incident
@@ -56,14 +57,13 @@ def _print(job: Job, incidents: Sequence[Incident]) -> None:
         [
             (
                 "job",
-                f"{job.job_id} ({job.state}), {describe.duration(wall_s)} since it was submitted",
+                f"{job.job_id} ({job.state}), {duration(wall_s)} since it was submitted",
             ),
             ("ETTR", f"{100 * job.ettr:.2f} %; {100 * job.ettr_last_hour:.2f} % in the last hour"),
             *(
                 (
                     "",
-                    f"{part:<11} {100 * seconds / (wall_s or 1.0):6.2f} %  "
-                    f"{describe.duration(seconds)}",
+                    f"{part:<11} {100 * seconds / (wall_s or 1.0):6.2f} %  {duration(seconds)}",
                 )
                 for part, seconds in shown_parts(job)
             ),

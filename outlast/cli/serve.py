@@ -64,7 +64,8 @@ ConfigFile = Annotated[
         "--config",
         envvar="OUTLAST_CONFIG",
         metavar="FILE",
-        help="Configuration of the controller (YAML): what it keeps, how large code may be.",
+        help="Configuration of the controller (YAML): what it keeps, whom it notifies, how large "
+        "code may be.",
     ),
 ]
 DEFAULT_GRPC = "127.0.0.1:7070"
@@ -189,6 +190,7 @@ def _options(state_dir: Path, grpc: str, http: str, config: Path | None, *, fres
             fresh=fresh,
             retention=configuration.retention,
             max_code_bytes=configuration.max_code_bytes,
+            notify=configuration.notify,
         )
 
 

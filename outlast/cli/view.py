@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from outlast.cli import describe, describe_incident
 from outlast.cli.follow import Follower, Snapshot
+from outlast.durations import duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -187,7 +188,7 @@ def _job_panel(snapshot: Snapshot, now_s: float) -> RenderableType:
     job = snapshot.job
     state = Text.assemble(
         (job.state, _STATE_STYLES.get(job.state, "bold yellow")),
-        (f" for {describe.duration(now_s - job.state_since_s)}", "dim"),
+        (f" for {duration(now_s - job.state_since_s)}", "dim"),
         f"   attempt {job.attempt}",
     )
     lines: list[RenderableType] = [

@@ -24,8 +24,8 @@ of an id; of several jobs with one name, the one that has not finished is meant.
 |---|---|
 | 0 | done |
 | 1 | the job failed or was cancelled (`watch`, `submit --watch`), a check failed \
-(`diagnose`), logs are missing (`logs`), the demo did not pass (`demo`), or a service broke \
-(`up`, `controller`) |
+(`diagnose`), logs are missing (`logs`), a message was not taken (`notify`), the demo did not \
+pass (`demo`), or a service broke (`up`, `controller`) |
 | 2 | bad usage, a wrong spec, no such thing, or a request that the job's state refuses |
 | 3 | no controller answers |
 | 130 | interrupted by Ctrl-C |

@@ -16,6 +16,7 @@ from outlast.cli.fleet import _node_row
 from outlast.cli.follow import Snapshot
 from outlast.cli.loglines import MAX_LINE_BYTES, Lines, Missing
 from outlast.cli.view import plain_lines, render, sparkline
+from outlast.durations import duration
 from outlast.v1 import common_pb2, incidents_pb2, jobs_pb2, nodes_pb2
 
 NOW_S = 10_000.0
@@ -224,7 +225,7 @@ def test_open_incident_says_what_is_not_known_yet() -> None:
     ],
 )
 def test_durations_read_as_people_say_them(seconds: float, text: str) -> None:
-    assert describe.duration(seconds) == text
+    assert duration(seconds) == text
 
 
 def test_sizes_are_binary() -> None:

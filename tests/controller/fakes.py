@@ -14,6 +14,7 @@ import grpc.aio
 
 from controller import app
 from controller.core.context import Settings
+from controller.notify.settings import NOBODY, Notify
 from controller.options import Options
 from controller.rpc.views import struct_of
 from outlast.spec.parse import parse_spec
@@ -391,13 +392,17 @@ class Lab:
 
 @asynccontextmanager
 async def lab(
-    state_dir: Path, settings: Settings | None = None, join_token_file: Path | None = None
+    state_dir: Path,
+    settings: Settings | None = None,
+    join_token_file: Path | None = None,
+    notify: Notify = NOBODY,
 ) -> AsyncIterator[Lab]:
     """A controller that listens on free ports, until the end of the block."""
     stop = asyncio.Event()
     ready: asyncio.Future[app.Running] = asyncio.get_running_loop().create_future()
     options = Options(
         state_dir=state_dir,
+        notify=notify,
         grpc="127.0.0.1:0",
         http="127.0.0.1:0",
         settings=settings or Settings(),

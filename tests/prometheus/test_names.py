@@ -12,8 +12,11 @@ from prometheus_client.registry import Collector
 from controller.agent.observe import metrics as agent
 from controller.families import Counter, Distribution, Family, Gauge, Histogram, Info
 from controller.kube import metrics as kube
+from controller.notify import metrics as notifications
 from controller.web import metrics as controller
 from tests.prometheus.tools import needs_prometheus, promtool
+
+PAGES = (controller.FAMILIES, agent.FAMILIES, kube.FAMILIES, notifications.FAMILIES)
 
 
 class OneSampleEach(Collector):
@@ -35,7 +38,7 @@ class OneSampleEach(Collector):
 
 
 @needs_prometheus
-@pytest.mark.parametrize("families", [controller.FAMILIES, agent.FAMILIES, kube.FAMILIES])
+@pytest.mark.parametrize("families", PAGES)
 def test_promtool_has_nothing_to_say_of_names_and_texts(families: tuple[Family, ...]) -> None:
     registry = CollectorRegistry()
     registry.register(OneSampleEach(families))
@@ -43,12 +46,20 @@ def test_promtool_has_nothing_to_say_of_names_and_texts(families: tuple[Family, 
 
 
 def test_no_two_metrics_have_the_same_name() -> None:
-    names = [family.name for family in (*controller.FAMILIES, *agent.FAMILIES, *kube.FAMILIES)]
+    names = [
+        family.name
+        for family in (
+            *controller.FAMILIES,
+            *agent.FAMILIES,
+            *kube.FAMILIES,
+            *notifications.FAMILIES,
+        )
+    ]
     assert len(names) == len(set(names))
     assert all(name.startswith("outlast_") for name in names)
 
 
-@pytest.mark.parametrize("families", [controller.FAMILIES, agent.FAMILIES, kube.FAMILIES])
+@pytest.mark.parametrize("families", PAGES)
 def test_kinds_are_told_by_names(families: tuple[Family, ...]) -> None:
     for family in families:
         assert isinstance(family, Counter) == family.name.endswith("_total"), family.name

@@ -14,6 +14,7 @@ import yaml
 from controller.agent.observe import metrics as agent
 from controller.families import Histogram
 from controller.kube import metrics as kube
+from controller.notify import metrics as notifications
 from controller.web import metrics as controller
 from tests.prometheus.tools import ROOT, RULES, needs_prometheus, promtool
 
@@ -36,7 +37,7 @@ RECORDED = {rule["record"] for rule in rules() if "record" in rule}
 def known_metrics() -> set[str]:
     """Every name that can be asked for: series of all pages, and recorded ones."""
     names = set(RECORDED)
-    for family in (*controller.FAMILIES, *agent.FAMILIES, *kube.FAMILIES):
+    for family in (*controller.FAMILIES, *agent.FAMILIES, *kube.FAMILIES, *notifications.FAMILIES):
         parts = ("_bucket", "_sum", "_count") if isinstance(family, Histogram) else ("",)
         names |= {family.name + part for part in parts}
     return names

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from outlast.cli import account, describe
 from outlast.cli.pages import charts, shell
+from outlast.durations import duration
 
 if TYPE_CHECKING:
     from outlast.v1.incidents_pb2 import Incident
@@ -20,7 +21,7 @@ def render(job: Job, incidents: Sequence[Incident]) -> str:
     wall_s = sum(parts.values())
     return shell.page(
         title=f"{job.name}: where its time went",
-        subtitle=f"{job.job_id} · {job.state} · {describe.duration(wall_s)} since it was submitted",
+        subtitle=f"{job.job_id} · {job.state} · {duration(wall_s)} since it was submitted",
         outcome=f"It trained for {100 * job.ettr:.2f} % of the time. {job.reason}",
         is_good=job.state != "FAILED",
         figures=[
@@ -40,7 +41,7 @@ def render(job: Job, incidents: Sequence[Incident]) -> str:
 
 def _time(parts: dict[str, float], wall_s: float) -> list[str]:
     rows = [
-        (part, f"{100 * seconds / (wall_s or 1.0):.2f} %", describe.duration(seconds))
+        (part, f"{100 * seconds / (wall_s or 1.0):.2f} %", duration(seconds))
         for part, seconds in parts.items()
     ]
     return [

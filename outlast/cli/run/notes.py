@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from outlast.cli.describe import duration
 from outlast.cli.run.stops import exit_code
+from outlast.durations import duration
 
 if TYPE_CHECKING:
     from outlast.v1.incidents_pb2 import Incident

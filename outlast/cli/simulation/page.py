@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from controller.sim.mixes import MIXES
 from controller.sim.variants import small
-from outlast.cli.describe import duration
 from outlast.cli.pages import charts, shell
 from outlast.cli.simulation.text import automatic, lines, replay_line
+from outlast.durations import duration
 
 if TYPE_CHECKING:
     from controller.sim.scenario import Result, Scenario

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from controller.sim.variants import small
 from outlast.cli import output
-from outlast.cli.describe import duration
+from outlast.durations import duration
 
 if TYPE_CHECKING:
     from controller.sim.scenario import Result, Scenario
