@@ -31,7 +31,7 @@ _Sources = Annotated[
     typer.Argument(
         metavar="SOURCE...",
         help="Text files (.txt, .md, .rst, .py), JSON lines (.jsonl, .jsonl.gz, "
-        ".jsonl.zst), or folders of them.",
+        ".jsonl.zst), Parquet (.parquet), or folders of them.",
     ),
 ]
 _OutputFolder = Annotated[
@@ -41,7 +41,7 @@ _Tokenizer = Annotated[
     str, typer.Option(metavar="byte|FILE", help="byte, or a tokenizer.json of Hugging Face's.")
 ]
 _TextField = Annotated[
-    str, typer.Option(metavar="NAME", help="Field of a JSON line that has the text.")
+    str, typer.Option(metavar="NAME", help="Field of a JSON line, or column, that has the text.")
 ]
 _PromptField = Annotated[
     str | None,
@@ -81,7 +81,7 @@ def prepare(
 ) -> None:
     """Turn text into files of tokens, in Megatron-LM's format.
 
-    Each text file and each JSON line is a document. With --prompt-field and
+    Each text file, JSON line and row of a table is a document. With --prompt-field and
     --completion-field a document is both, and only completions have a loss. Interrupted,
     the same command goes on where it was.
     """

@@ -192,7 +192,7 @@ def test_what_is_skipped_is_said_and_bad_folders_are_refused(tmp_path: Path) -> 
     prepare = ["data", "prepare", "--processes", "1", "--output"]
     nothing = outlast(*prepare, str(tmp_path / "out"), str(corpus))
     assert nothing.returncode == ExitCode.BAD_INPUT
-    assert ".jsonl.zst files, but 1: picture.png" in nothing.stderr
+    assert ".jsonl.zst, .parquet files, but 1: picture.png" in nothing.stderr
     (corpus / "a.txt").write_text("text")
     (tmp_path / "file").touch()
     refused = outlast(*prepare, str(tmp_path / "file"), str(corpus))

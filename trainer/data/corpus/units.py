@@ -1,4 +1,4 @@
-"""What of a corpus is one piece of work: a file, or a part of a large file of JSON lines."""
+"""What of a corpus is one piece of work: a file, or a part of a large one that has records."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from outlast.sources import SKIPPED_FOLDERS, TEXT_SUFFIXES, survey
+from trainer.data.corpus import parquet
 from trainer.data.corpus.zstd import ZstdFile, zstandard
 
 LINES_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+_SUFFIXES = (*TEXT_SUFFIXES, *LINES_SUFFIXES, parquet.SUFFIX)
 # Small enough that the last units of a corpus keep all processes busy, large enough that starting
 # one costs nothing.
 _UNIT_BYTES = 64 << 20
@@ -30,7 +32,8 @@ _NUM_NAMED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Bytes `first` to `end` of a file; a line belongs to the unit that it begins in."""
+    """Bytes `first` to `end` of a file; a line, or a row group, belongs to the unit that it
+    begins in."""
 
     path: str
     first: int
@@ -83,7 +86,7 @@ def _files_in(folder: Path, skipped: list[Path]) -> list[Path]:
         skipped += [Path(place) / each for each in folders if each in SKIPPED_FOLDERS]
         folders[:] = [each for each in folders if each not in SKIPPED_FOLDERS]
         for each in names:
-            is_read = each.endswith((*TEXT_SUFFIXES, *LINES_SUFFIXES))
+            is_read = each.endswith(_SUFFIXES)
             (found if is_read else skipped).append(Path(place) / each)
     return sorted(found)
 
@@ -91,8 +94,9 @@ def _files_in(folder: Path, skipped: list[Path]) -> list[Path]:
 def _without_text(found: Sequence[Path], skipped: Sequence[Path]) -> str:
     if found:
         return "is empty"
-    names = ", ".join((*TEXT_SUFFIXES, *LINES_SUFFIXES))
-    return f"holds no {names} files{f', but {summary_of(skipped)}' if skipped else ''}"
+    return (
+        f"holds no {', '.join(_SUFFIXES)} files{f', but {summary_of(skipped)}' if skipped else ''}"
+    )
 
 
 def summary_of(paths: Sequence[Path]) -> str:
@@ -107,6 +111,9 @@ def _check_content(path: Path) -> None:
     Raises:
         ValueError: it is something else.
     """
+    if path.suffix == parquet.SUFFIX:
+        parquet.check(path)
+        return
     beginning = _PACKED.get(path.suffix)
     if beginning is not None:
         with path.open("rb") as file:
@@ -125,8 +132,9 @@ def _check_content(path: Path) -> None:
 
 def _of_file(path: Path) -> list[Unit]:
     stat = path.stat()
-    # Only lines say where a part may begin, and only where they are not compressed.
-    step = _UNIT_BYTES if path.name.endswith(".jsonl") else max(1, stat.st_size)
+    # Lines say where a part may begin where they are not compressed, and row groups.
+    has_parts = path.name.endswith((".jsonl", parquet.SUFFIX))
+    step = _UNIT_BYTES if has_parts else max(1, stat.st_size)
     return [
         Unit(
             path=str(path),
@@ -142,13 +150,17 @@ def _of_file(path: Path) -> list[Unit]:
 def documents(unit: Unit, fields: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     """The texts of each document that begins in a unit; those whose last is empty are left out.
 
-    `fields` has the names in a JSON line by the option that gives them: of the text, or of a
-    prompt and its completion.
+    `fields` has the names in a JSON line, or of columns, by the option that gives them: of the
+    text, or of a prompt and its completion.
 
     Raises:
-        ValueError: a line is no JSON object with text in the fields.
+        ValueError: a line is no JSON object with text in the fields, or a row has none.
     """
     path = Path(unit.path)
+    if path.suffix == parquet.SUFFIX:
+        found = parquet.texts(path, unit.first, unit.end, fields)
+        yield from (texts for texts in found if texts[-1])
+        return
     if not path.name.endswith(LINES_SUFFIXES):
         if len(fields) > 1:
             raise ValueError(f"{path} is text and has no {' nor '.join(fields)}; give JSON lines")
