@@ -1,6 +1,6 @@
-"""Text that a checkpoint's model goes on with: to look at what was learnt, not to serve it.
+"""What a checkpoint's model goes on with, or makes of a text: to look at what was learnt.
 
-Each token takes a forward pass over all before it, on one process.
+It is not for serving: each token takes a forward pass over all before it, on one process.
 """
 
 from __future__ import annotations
@@ -37,6 +37,16 @@ class Sampling:
     stop: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Likelihood:
+    """How likely a model finds the end of a text: in nats, over all of its tokens."""
+
+    log_likelihood: float
+    num_tokens: int
+    is_likeliest: bool
+    """Whether each of its tokens is the likeliest one behind those before it."""
+
+
 class Model:
     """The whole model of a job on one process, in fp32 (fp64 where it was trained so)."""
 
@@ -61,7 +71,7 @@ class Model:
             expert_dp=_alone(Group.DP),
         )
         (part,) = stage_parts(config.layers, stage=0, num_stages=1)
-        self._vocab_size, self._seq_len = config.vocab_size, config.seq_len
+        self._vocab_size, self.seq_len = config.vocab_size, config.seq_len
         self._chunk = GptChunk(config, mesh, part)
         self._flat = FlatParameters([self._chunk], tp_size=1)
 
@@ -92,17 +102,12 @@ class Model:
             TimeoutError: it is later than `until_s` of the monotonic clock.
         """
         longest = len(prompt) + how.max_tokens
-        if not prompt or longest > self._seq_len:
+        if not prompt or longest > self.seq_len:
             raise ValueError(
                 f"a prompt of {len(prompt)} and {how.max_tokens} more tokens; allowed: 1 to "
-                f"{self._seq_len} in all, as model.seq_len has it, and a prompt of 1 at least"
+                f"{self.seq_len} in all, as model.seq_len has it, and a prompt of 1 at least"
             )
-        beyond = [each for each in prompt if not 0 <= each < self._vocab_size]
-        if beyond:
-            raise ValueError(
-                f"the tokenizer gives the id {beyond[0]}, beyond model.vocab_size = "
-                f"{self._vocab_size}; give that of the model"
-            )
+        self._check_ids(prompt)
         generator = torch.Generator().manual_seed(how.seed)
         tokens = list(prompt)
         while len(tokens) < longest:
@@ -113,6 +118,32 @@ class Model:
                 return
             tokens.append(token)
             yield token
+
+    @torch.no_grad()
+    def likelihood(self, tokens: Sequence[int], num_last: int) -> Likelihood:
+        """How likely the last `num_last` tokens are behind those before them, of which there is
+        one at least; up to `seq_len` + 1 tokens in all.
+
+        Raises:
+            ValueError: an id is beyond the vocabulary.
+        """
+        self._check_ids(tokens)
+        given, targets = torch.tensor(tokens[:-1]), torch.tensor(tokens[-num_last:])
+        logits = self._chunk.logits(given.unsqueeze(1))[-num_last:, 0, : self._vocab_size]
+        chosen = torch.log_softmax(logits.double(), dim=-1).gather(1, targets.unsqueeze(1))
+        return Likelihood(
+            log_likelihood=float(chosen.sum()),
+            num_tokens=num_last,
+            is_likeliest=torch.equal(logits.argmax(dim=-1), targets),
+        )
+
+    def _check_ids(self, tokens: Sequence[int]) -> None:
+        beyond = [each for each in tokens if not 0 <= each < self._vocab_size]
+        if beyond:
+            raise ValueError(
+                f"the tokenizer gives the id {beyond[0]}, beyond model.vocab_size = "
+                f"{self._vocab_size}; give that of the model"
+            )
 
     def _next_logits(self, tokens: Sequence[int]) -> Tensor:
         logits = self._chunk.logits(torch.tensor(tokens).unsqueeze(1))

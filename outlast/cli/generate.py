@@ -35,7 +35,7 @@ _Temperature = Annotated[
     typer.Option(metavar="T", min=0, help="0: always the likeliest token; 1: as they are likely."),
 ]
 _Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Of what is drawn.")]
-_Tokenizer = Annotated[
+TokenizerName = Annotated[
     str,
     typer.Option(
         metavar="byte|FILE",
@@ -61,7 +61,7 @@ def generate(
     max_tokens: _MaxTokens = None,
     temperature: _Temperature = 0.0,
     seed: _Seed = 0,
-    tokenizer: _Tokenizer = "",
+    tokenizer: TokenizerName = "",
     timeout_s: _Timeout = 600.0,
     json: Json = False,
     controller: Controller = "",
@@ -82,7 +82,7 @@ def generate(
     with as_messages():
         storage = Storage(url)
         chosen = chosen_step(storage, step)
-        used = tokenizers.load(tokenizer or _tokenizer_of(found, storage, chosen))
+        used = tokenizers.load(tokenizer or tokenizer_of(found, storage, chosen))
         model = Model(found)
         model.load(storage, chosen)
         given = used.encode(prompt).tolist()
@@ -104,7 +104,7 @@ def generate(
     print(text)
 
 
-def _tokenizer_of(spec: JobSpec, storage: Storage, step: int) -> str:
+def tokenizer_of(spec: JobSpec, storage: Storage, step: int) -> str:
     """The tokenizer of what a job trains on, else of the folder that was imported."""
     import json
 

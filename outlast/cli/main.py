@@ -19,6 +19,7 @@ from outlast.cli import (
     data,
     demo,
     diagnose,
+    evaluate,
     fleet,
     generate,
     hugging_face,
@@ -106,6 +107,7 @@ models.register(app)
 data.register(app)
 hugging_face.register(app)
 generate.register(app)
+evaluate.register(app)
 simulation.register(app)
 demo.register(app)
 

@@ -1,4 +1,4 @@
-"""Bars on the terminal: of bytes, and of a simulation's days."""
+"""Bars on the terminal: of bytes, of things that are counted, and of a simulation's days."""
 
 from __future__ import annotations
 
@@ -33,6 +33,34 @@ def bytes_bar(name: str, total: int | None, *, quiet: bool) -> Iterator[Callable
     with Progress(*columns, console=Console(stderr=True)) as bars:
         task = bars.add_task(name, total=total)
         yield lambda num_bytes: bars.advance(task, num_bytes)
+
+
+@contextmanager
+def count_bar(name: str, total: int, *, quiet: bool) -> Iterator[Callable[[], None]]:
+    """A progress bar on a terminal; what it yields is called after each of `total` things."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task(name, total=total)
+        yield lambda: bars.advance(task)
 
 
 @contextmanager

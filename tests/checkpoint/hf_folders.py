@@ -2,6 +2,7 @@
 
 `save FOLDER` writes a small model of each config to a folder of its own, in several files.
 `go_on FOLDER` prints what each model there goes on with behind `PROMPT`.
+`likelihoods FOLDER` prints how likely each model finds the end of `PROMPT`.
 `compare ONE OTHER` holds the logits of every model in ONE to those of the same name in OTHER.
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from tests.trainer.hf_models import CONFIGS
 
-PROMPT, GENERATED = [3, 14, 15, 92, 65, 35, 89, 79], 6
+PROMPT, GENERATED, NUM_LAST = [3, 14, 15, 92, 65, 35, 89, 79], 6, 3
 _ROOT = Path(__file__).parents[2]
 
 
@@ -72,5 +73,25 @@ def go_on(folder: Path) -> None:
     print(json.dumps(found))
 
 
+def likelihoods(folder: Path) -> None:
+    """Print the log-likelihood of the last `NUM_LAST` tokens of `PROMPT`, and of the likeliest."""
+    import torch
+    import transformers
+
+    found = {}
+    for name in sorted(path.name for path in folder.iterdir()):
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder / name, dtype=torch.float32
+        )
+        with torch.no_grad():
+            logits = model(torch.tensor([PROMPT[:-1]])).logits[0, -NUM_LAST:]
+        logs = torch.log_softmax(logits.double(), dim=-1)
+        targets = torch.tensor(PROMPT[-NUM_LAST:])
+        log_likelihood = sum(float(logs[place, token]) for place, token in enumerate(targets))
+        found[name] = [log_likelihood, bool((logs.argmax(-1) == targets).all())]
+    print(json.dumps(found))
+
+
 if __name__ == "__main__":
-    {"save": save, "compare": compare, "go_on": go_on}[sys.argv[1]](*map(Path, sys.argv[2:]))
+    commands = {"save": save, "compare": compare, "go_on": go_on, "likelihoods": likelihoods}
+    commands[sys.argv[1]](*map(Path, sys.argv[2:]))
