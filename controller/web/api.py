@@ -17,12 +17,14 @@ from starlette.routing import Route
 
 from controller.web import openapi
 from controller.web.gateway import Gateway, RequestError
+from controller.web.heat import heat_map
 from controller.web.messages import as_json
 from controller.web.parameters import (
     check_names,
     from_body,
     from_query,
     json_body,
+    one_of,
     whole_number,
 )
 from controller.web.routes import CALLS, ROOT, Call, method
@@ -32,6 +34,7 @@ from outlast.problems import SpecError
 from outlast.spec import JobSpec
 from outlast.spec.message import struct_of
 from outlast.specfile import SpecFileError, parse_document
+from outlast.trace.heat import Measure
 from outlast.v1 import common_pb2, jobs_pb2
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -39,6 +42,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 _BULK = ("spec", "nodes")
 _MOST_JOBS = 1000
 _MOST_POINTS = 20_000
+_MOST_ROWS, _MOST_STEPS = 10_000, 1000
 _LOG_BYTES = range(1, 16 << 20)
 _STEPS = range(2**53)
 
@@ -63,6 +67,7 @@ class Api:
             ("POST", "/jobs/check", self._check),
             ("GET", "/jobs/{job_id}/curve", self._curve),
             ("GET", "/jobs/{job_id}/events", self._events),
+            ("GET", "/jobs/{job_id}/heat-map", self._heat_map),
             ("GET", "/jobs/{job_id}/logs", self._logs),
             ("GET", "/jobs/{job_id}/logs/events", self._follow_logs),
         ]
@@ -150,6 +155,16 @@ class Api:
         )
         messages = self._gateway.stream(method("Jobs/WatchJob"), watch)
         return self.streams.answer(messages, _job_events)
+
+    async def _heat_map(self, request: Request) -> Response:
+        given = request.query_params
+        check_names("parameter", given, ("measure", "rows", "steps"))
+        measure = one_of(given, "measure", tuple(Measure))
+        rows = whole_number(given, "rows", 1024, range(1, _MOST_ROWS + 1))
+        steps = whole_number(given, "steps", 200, range(1, _MOST_STEPS + 1))
+        job_id = request.path_params["job_id"]
+        found = await heat_map(self._gateway, job_id, Measure(measure), rows, steps)
+        return JSONResponse(found)
 
     async def _logs(self, request: Request) -> Response:
         asked = _logs_request(request, follow=False)

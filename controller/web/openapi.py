@@ -12,6 +12,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 import outlast
 from controller.web.messages import STRUCT, is_map, name_of
 from controller.web.routes import CALLS, ROOT, Call
+from outlast.trace.heat import Measure
 from outlast.v1 import common_pb2, jobs_pb2
 
 Schema = dict[str, Any]
@@ -139,6 +140,35 @@ OWN = (
         parameters={"after_step": _INTEGER},
         answer={"anyOf": [_message(_JOB), {"type": "array", "items": _message(_REPORT)}]},
         is_stream=True,
+    ),
+    Own(
+        verb="GET",
+        path="/jobs/{job_id}/heat-map",
+        what="How long each rank took for the newest `steps`: the whole step, its own `work`, or "
+        "`waiting` for other ranks. Where there are more ranks than `rows`, a row has the longest "
+        "time of several. Of work and waiting as much is known as ranks' black boxes still have.",
+        parameters={
+            "measure": {"enum": [str(each) for each in Measure]},
+            "rows": _INTEGER,
+            "steps": _INTEGER,
+        },
+        answer=_object(
+            attempt=_INTEGER,
+            measure=_STRING,
+            num_ranks=_INTEGER,
+            steps={"type": "array", "items": _INTEGER},
+            rows={
+                "type": "array",
+                "items": _object(
+                    first=_INTEGER,
+                    last=_INTEGER,
+                    node=_STRING,
+                    pp={"type": ["integer", "null"]},
+                    seconds=_NUMBERS,
+                ),
+            },
+            missing={"type": "array", "items": _object(node=_STRING, reason=_STRING)},
+        ),
     ),
     Own(
         verb="GET",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from google.protobuf import json_format
@@ -101,6 +101,19 @@ def whole_number(given: Mapping[str, str], name: str, default: int, allowed: ran
         pass
     wrong = f"is {text!r}; allowed: {allowed.start} to {allowed.stop - 1}"
     raise RequestError(400, f"{name}: {wrong}", fields=((name, wrong),))
+
+
+def one_of(given: Mapping[str, str], name: str, allowed: Sequence[str]) -> str:
+    """A query parameter that is one of these words, of which the first is the default.
+
+    Raises:
+        RequestError: it is another.
+    """
+    text = given.get(name, allowed[0])
+    if text not in allowed:
+        wrong = f"is {text!r}; allowed: {', '.join(allowed)}"
+        raise RequestError(400, f"{name}: {wrong}", fields=((name, wrong),))
+    return text
 
 
 def _value(name: str, field: FieldDescriptor, text: str) -> Any:

@@ -120,7 +120,7 @@ def _write(
     shown = aligned(ranks, ahead)
     if wanted is not None:
         shown = cut(shown, *wanted)
-    steps = sorted({int(step.name.split()[1]) for rank in shown for step in rank.steps})
+    steps = sorted({step.step for rank in shown for step in rank.steps})
     if wanted is not None and not steps:
         raise CliError(f"no rank has anything of steps {wanted[0]}-{wanted[1]} any more")
     begun = [span.start_ns for rank in shown for span in (*rank.operations, *rank.steps)]

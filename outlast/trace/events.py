@@ -79,12 +79,11 @@ def events(
 
 def cut(ranks: Sequence[TracedRank], first: int, last: int) -> list[TracedRank]:
     """Only what lies within these steps, by the times of each rank's own."""
-    names = {f"step {step}" for step in range(first, last + 1)}
-    return [_cut(rank, names) for rank in ranks]
+    return [_cut(rank, range(first, last + 1)) for rank in ranks]
 
 
-def _cut(rank: TracedRank, names: set[str]) -> TracedRank:
-    steps = tuple(step for step in rank.steps if step.name in names)
+def _cut(rank: TracedRank, wanted: range) -> TracedRank:
+    steps = tuple(each for each in rank.steps if each.step in wanted)
     start_ns = min((step.start_ns for step in steps), default=0)
     end_ns = max((step.end_ns for step in steps), default=0)
     operations: tuple[TracedOperation, ...] = tuple(

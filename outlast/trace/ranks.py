@@ -36,6 +36,13 @@ class TracedOperation(Span):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStep(Span):
+    """A training step that a rank has completed."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TracedRank:
     """A rank with its last operations and steps, each in the order of their ends."""
 
@@ -44,7 +51,7 @@ class TracedRank:
     at: Coordinate | None
     """None for a rank that is not in the job's present layout."""
     operations: tuple[TracedOperation, ...]
-    steps: tuple[Span, ...]
+    steps: tuple[TracedStep, ...]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -90,7 +97,12 @@ def _traced_rank(found: ReadTimesResponse, layout: Layout, latest_ns: int) -> Tr
             for each in found.times.operations
         ),
         steps=tuple(
-            Span(name=f"step {each.step}", start_ns=each.start_ns, end_ns=each.end_ns)
+            TracedStep(
+                name=f"step {each.step}",
+                step=each.step,
+                start_ns=each.start_ns,
+                end_ns=each.end_ns,
+            )
             for each in found.times.steps
         ),
     )

@@ -7,7 +7,7 @@ import pytest
 from outlast.layout import Layout
 from outlast.trace.clocks import ahead_ns, aligned
 from outlast.trace.events import Mark, cut, events
-from outlast.trace.ranks import Span, TracedOperation, TracedRank, own_work, traced_ranks
+from outlast.trace.ranks import TracedOperation, TracedRank, TracedStep, own_work, traced_ranks
 from outlast.v1 import ranks_pb2
 
 MS = 1_000_000
@@ -32,14 +32,15 @@ def operation(
     )
 
 
-def step(number: int, start_ms: float, end_ms: float) -> Span:
-    return Span(name=f"step {number}", start_ns=round(start_ms * MS), end_ns=round(end_ms * MS))
+def step(number: int, start_ms: float, end_ms: float) -> TracedStep:
+    start_ns, end_ns = round(start_ms * MS), round(end_ms * MS)
+    return TracedStep(name=f"step {number}", step=number, start_ns=start_ns, end_ns=end_ns)
 
 
 def rank_of(
     number: int,
     operations: tuple[TracedOperation, ...],
-    steps: tuple[Span, ...] = (),
+    steps: tuple[TracedStep, ...] = (),
     *,
     node: str = "",
     layout: Layout = LAYOUT,
@@ -178,7 +179,7 @@ def test_ranks_are_read_as_the_controller_sends_them() -> None:
     rank, other = traced_ranks([gone, first], LAYOUT)
     assert (rank.at, rank.node, other.at) == (LAYOUT.coordinate(1), "n1", None)
     assert rank.operations[0].detail == 2
-    assert rank.steps == (Span(name="step 7", start_ns=0, end_ns=5),)
+    assert rank.steps == (TracedStep(name="step 7", step=7, start_ns=0, end_ns=5),)
     # It is still inside.
     assert (rank.operations[1].end_ns, rank.operations[1].is_over) == (5, False)
     names = [event["name"] for event in events([rank], LAYOUT) if event["ph"] == "X"]

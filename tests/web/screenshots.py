@@ -17,6 +17,7 @@ from typing import Any
 from tests.controller.processes import ROOT, Controller, controller
 from tests.e2e.cluster import Cluster
 from tests.web.browser import Visit, browser
+from tests.web.starved import starved
 
 SPEC: dict[str, Any] = {
     "name": "gpt",
@@ -32,8 +33,14 @@ SPEC: dict[str, Any] = {
 }
 SIZES = {"wide": (1280, 860), "phone": (390, 844)}
 THEMES = ("light", "dark")
-SHOWN = {("job", "wide", "light"), ("ranks", "wide", "dark"), ("incident", "wide", "light")}
+SHOWN = {
+    ("job", "wide", "light"),
+    ("ranks", "wide", "dark"),
+    ("incident", "wide", "light"),
+    ("heat-map", "wide", "light"),
+}
 FAULT_STEP, LAST_STEP = 60, 120
+STARVED_STEPS = 20
 
 
 def main() -> None:
@@ -66,10 +73,14 @@ def _take_all(
         "incidents": "/incidents",
         "incident": f"/incidents/{job_id}.i1",
         "submit": "/submit",
-        # Last: it stops a rank.
+        # Last: they hold up ranks.
+        "heat-map": f"/jobs/{job_id}/heat-map",
         "ranks": f"/jobs/{job_id}/ranks",
     }
     for name, path in pages.items():
+        if name == "heat-map":
+            with starved(cluster.presents(job_id, 2)[5].pid):
+                cluster.wait_step(job_id, cluster.job(job_id).step + STARVED_STEPS)
         if name == "ranks":
             os.kill(cluster.presents(job_id, 2)[5].pid, signal.SIGSTOP)
         for size, (width, height) in SIZES.items():

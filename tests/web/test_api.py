@@ -17,6 +17,7 @@ from starlette.routing import Route, Router
 from controller.web.gateway import reachable
 from controller.web.pages import SameSite
 from controller.web.parameters import MAX_BODY_BYTES
+from outlast.v1 import ranks_pb2
 from tests.controller.fakes import DEADLINE_S, Lab, lab, submit_request
 
 SPEC = {"name": "small", "steps": 10, "parallel": {"dp": 1}, "resources": {"workers_per_node": 1}}
@@ -157,6 +158,30 @@ def test_logs_are_text(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_a_heat_map_is_made_of_what_ranks_have_noted(tmp_path: Path) -> None:
+    async def scenario(bench: Lab, client: httpx.AsyncClient) -> None:
+        job_id = await bench.start_job()
+        times = ranks_pb2.RankTimes(
+            operations=[
+                ranks_pb2.TimedOperation(op="all_reduce", group="dp", start_ns=0, end_ns=1_000_000),
+                ranks_pb2.TimedOperation(
+                    op="all_reduce", group="dp", sequence=1, start_ns=4_000_000, end_ns=6_000_000
+                ),
+            ],
+            steps=[ranks_pb2.TimedStep(step=3, start_ns=1_000_000, end_ns=6_000_000)],
+        )
+        bench.agents[0].logs = times.SerializeToString()
+        bench.agents[1].logs = b"\xff of an agent that does not know of times"
+        found = await got(client, f"/jobs/{job_id}/heat-map", measure="work")
+        row = {"first": 0, "last": 0, "node": "n0", "pp": 0, "seconds": [0.003]}
+        assert (found["rows"], found["steps"], found["num_ranks"]) == ([row], [3], 2)
+        assert [each["node"] for each in found["missing"]] == ["n1"]
+        found = await got(client, f"/jobs/{job_id}/heat-map", measure="waiting", rows=1)
+        assert found["rows"][0]["seconds"] == [0.002]
+
+    run(tmp_path, scenario)
+
+
 REFUSALS: list[tuple[str, str, object, int, str]] = [
     ("GET", "/jobs/nobody", None, 404, "there is no job 'nobody'"),
     ("GET", "/jobs?limit=0", None, 400, "limit: is '0'; allowed: 1 to 1000"),
@@ -166,6 +191,8 @@ REFUSALS: list[tuple[str, str, object, int, str]] = [
     ("GET", "/incidents?brief=maybe", None, 400, "brief: is 'maybe'; allowed: true or false"),
     ("GET", "/jobs/nobody/events", None, 404, "there is no job 'nobody'"),
     ("GET", "/jobs/nobody/curve?points=1", None, 400, "points: is '1'; allowed: 2 to 20000"),
+    ("GET", "/jobs/nobody/heat-map", None, 404, "there is no job 'nobody'"),
+    ("GET", "/jobs/nobody/heat-map?measure=x", None, 400, "measure: is 'x'; allowed: step, work"),
     ("GET", "/nothing", None, 404, "there is no /api/v1/nothing"),
     ("POST", "/nodes/n0/cordon", {"a": 1}, 400, "a: is no field; allowed: none"),
     ("POST", "/nodes/n0/cordon?a=1", {}, 400, "a: is no parameter; allowed: none"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from tests.controller.processes import Controller, controller
 from tests.e2e.cluster import Cluster, wait_for
 from tests.web.browser import Visit, browser
+from tests.web.starved import starved
 
 # Hangs are shown here and not acted upon, so that they last until they were seen.
 SPEC = """\
@@ -30,6 +33,7 @@ PAGES = (
     "/jobs",
     "/jobs/JOB",
     "/jobs/JOB/ranks",
+    "/jobs/JOB/heat-map",
     "/nodes",
     "/incidents",
     "/incidents/JOB.i1",
@@ -130,6 +134,37 @@ def test_the_rank_that_holds_up_the_others_is_named(
         os.kill(pid, signal.SIGCONT)
     visit.page.locator(".banner.bad").wait_for(state="detached")
     visit.is_fit_for_all()
+
+
+def test_a_slow_rank_is_seen_on_the_heat_map(
+    chromium: Any, running: Controller, job_id: str
+) -> None:
+    """Rank 1 has its core for a quarter of the time."""
+    cluster = cluster_of(running)
+    cluster.wait_state(job_id, "RUNNING")
+    pid = cluster.presents(job_id, cluster.job(job_id).attempt)[1].pid
+    visit = Visit(chromium, base_of(running))
+    with starved(pid):
+        wait_for(lambda: slowdown(running, job_id) > 1.5, "rank 1 to work for longer than rank 0")
+        visit.open(f"/jobs/{job_id}/heat-map")
+        slowest = visit.page.get_by_role("list").get_by_role("listitem").first
+        slowest.get_by_role("button", name="rank 1").click()
+        visit.shows("of the median of its peers")
+        canvas = visit.page.get_by_role("application")
+        canvas.press("ArrowUp")
+        visit.shows("rank 0 on")
+        visit.page.get_by_label("Shown").select_option("Waiting for others")
+        slowest.get_by_role("button", name="rank 0").wait_for()
+    visit.is_fit_for_all()
+
+
+def slowdown(running: Controller, job_id: str) -> float:
+    """The own work of rank 1 over that of rank 0, summed over the steps that the page shows."""
+    url = f"{base_of(running)}/api/v1/jobs/{job_id}/heat-map?measure=work&steps=400"
+    with urllib.request.urlopen(url, timeout=30) as response:
+        rows = {row["first"]: row["seconds"] for row in json.load(response)["rows"]}
+    first, second = (sum(filter(None, rows.get(rank, []))) for rank in (0, 1))
+    return second / first if first else 0.0
 
 
 def test_a_node_is_cordoned(chromium: Any, running: Controller) -> None:

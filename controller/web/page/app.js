@@ -3,6 +3,7 @@
 import { get } from "/page/api.js";
 import { html, Link, useEffect, usePolled, useState } from "/page/ui.js";
 import { render } from "/page/vendor/preact-htm.js";
+import { HeatMapView } from "/page/views/heatmap.js";
 import { IncidentView, IncidentsView } from "/page/views/incidents.js";
 import { JobView } from "/page/views/job.js";
 import { JobsView } from "/page/views/jobs.js";
@@ -14,6 +15,7 @@ const VIEWS = [
   [/^\/(?:jobs)?$/, JobsView, "Jobs"],
   [/^\/jobs\/([^/]+)$/, JobView, "Job"],
   [/^\/jobs\/([^/]+)\/ranks$/, RanksView, "Ranks"],
+  [/^\/jobs\/([^/]+)\/heat-map$/, HeatMapView, "Heat map"],
   [/^\/nodes$/, NodesView, "Nodes"],
   [/^\/incidents$/, IncidentsView, "Incidents"],
   [/^\/incidents\/([^/]+)$/, IncidentView, "Incident"],

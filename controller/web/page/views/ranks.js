@@ -2,6 +2,7 @@
 
 import { get } from "/page/api.js";
 import { bytes, count, duration, words } from "/page/format.js";
+import { colorOf, heatColor, heatOf, median } from "/page/heat.js";
 import { awaitedBy, groupOf, heldUpBy, operationInWords } from "/page/layout.js";
 import {
   Failure, html, Link, Loading, useEffect, useMemo, usePolled, useRef, useState,
@@ -11,8 +12,6 @@ import {
 const PAGE = 4096;
 // How many are asked for in a second; what is known of one comes with each heartbeat at most.
 const RANKS_PER_S = 1000;
-// Against the median of its stage, from which a colour says no more.
-const [LEAST, MOST] = [0.5, 2];
 // Of a cell, from which its rank's number fits.
 const NUMBERED_PX = 28;
 
@@ -39,11 +38,6 @@ async function allRanks(name) {
   return { ...first, ranks };
 }
 
-function median(values) {
-  const sorted = values.filter((value) => value !== null).sort((a, b) => a - b);
-  return sorted.length ? sorted[sorted.length >> 1] : null;
-}
-
 /** From 0 (as good as any) to 1 for each rank; null where nothing is known. */
 function heats(ranks, measure) {
   const newest = ranks.reduce((most, rank) => Math.max(most, rank.completed_step), -1);
@@ -58,11 +52,7 @@ function heats(ranks, measure) {
     ofStage.get(rank.pp).push(values[rank.rank]);
   }
   for (const [pp, all] of ofStage) ofStage.set(pp, median(all));
-  const heat = values.map((value, index) => {
-    const middle = ofStage.get(ranks[index].pp);
-    if (value === null || !middle) return value === null ? null : 0;
-    return Math.min(1, Math.max(0, (value / middle - LEAST) / (MOST - LEAST)));
-  });
+  const heat = values.map((value, index) => heatOf(value, ofStage.get(ranks[index].pp)));
   return { values, heat };
 }
 
@@ -99,19 +89,6 @@ function cellPath(ctx, shape, rank, inset) {
   ctx.lineTo(x + cell + lean - inset, y - depth + inset);
   ctx.lineTo(x + lean + inset, y - depth + inset);
   ctx.closePath();
-}
-
-function colorOf(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-}
-
-/** From blue over grey to orange: told apart by the colour-blind. */
-function heatColor(heat) {
-  if (heat === null) return colorOf("--line");
-  const from = [70, 140, 200];
-  const to = [220, 90, 20];
-  const mixed = from.map((value, index) => Math.round(value + (to[index] - value) * heat));
-  return `rgb(${mixed.join()})`;
 }
 
 function draw(canvas, shape, data, heat, chosen, culprits, groups) {

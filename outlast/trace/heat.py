@@ -1,0 +1,119 @@
+"""A map of ranks and steps: how long each rank took, and how much of that was work of its own.
+
+Pure. Ranks are summed up one at a time, as what they have noted is large.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from outlast.trace.ranks import TracedRank, own_work
+
+
+class Measure(StrEnum):
+    """What of a step is shown."""
+
+    STEP = "step"
+    WORK = "work"
+    """In no operation that may wait for other ranks: what a slow rank has more of."""
+    WAITING = "waiting"
+    """In such operations, their own transfers among it: what its peers have more of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Of one step of one rank, in seconds; None where its operations are not known any more."""
+
+    step: int
+    total_s: float
+    work_s: float | None
+
+    def of(self, measure: Measure) -> float | None:
+        """That part of it."""
+        match measure:
+            case Measure.STEP:
+                return self.total_s
+            case Measure.WORK:
+                return self.work_s
+            case Measure.WAITING:
+                return None if self.work_s is None else max(0.0, self.total_s - self.work_s)
+
+
+def step_times(rank: TracedRank) -> list[StepTime]:
+    """What a rank's steps took, in their order."""
+    known_ns = min((each.start_ns for each in rank.operations), default=None)
+    starts = [each.start_ns for each in rank.steps]
+    work_ns = [0] * len(starts)
+    for span in own_work(rank, 1):
+        work_ns[bisect_right(starts, span.start_ns) - 1] += span.end_ns - span.start_ns
+    return [
+        StepTime(
+            step=each.step,
+            total_s=(each.end_ns - each.start_ns) / 1e9,
+            # Some of its operations have been written over.
+            work_s=None if known_ns is None or each.start_ns < known_ns else work / 1e9,
+        )
+        for each, work in zip(rank.steps, work_ns, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Ranks that are next to each other, and of each step the longest that one of them took."""
+
+    first: int
+    last: int
+    node: str
+    pp: int | None
+    seconds: list[float | None]
+
+
+@dataclass(slots=True)
+class HeatMap:
+    """The newest steps of all ranks, in rows of as many ranks as it takes to have so many rows."""
+
+    measure: Measure
+    num_ranks: int
+    most_rows: int
+    most_steps: int
+    _times: dict[int, tuple[TracedRank, dict[int, float]]] = field(default_factory=dict)
+
+    def add(self, rank: TracedRank) -> None:
+        """One more rank, of which no more is kept than is shown."""
+        times = {}
+        for each in step_times(rank)[-self.most_steps :]:
+            if (seconds := each.of(self.measure)) is not None:
+                times[each.step] = seconds
+        bare = TracedRank(rank=rank.rank, node=rank.node, at=rank.at, operations=(), steps=())
+        self._times[rank.rank] = (bare, times)
+
+    def steps(self) -> list[int]:
+        """Those that are shown, oldest first."""
+        known = {step for _, times in self._times.values() for step in times}
+        return sorted(known)[-self.most_steps :]
+
+    def rows(self) -> list[Row]:
+        """From rank 0 on; ranks of which nothing is known have no row."""
+        steps = self.steps()
+        ranks_per_row = -(-self.num_ranks // self.most_rows)
+        rows: dict[int, list[int]] = {}
+        for rank in sorted(self._times):
+            rows.setdefault(rank // ranks_per_row, []).append(rank)
+        return [self._row(ranks, steps) for ranks in rows.values()]
+
+    def _row(self, ranks: list[int], steps: Iterable[int]) -> Row:
+        first, _ = self._times[ranks[0]]
+        known = [self._times[rank][1] for rank in ranks]
+        return Row(
+            first=ranks[0],
+            last=ranks[-1],
+            node=first.node,
+            pp=None if first.at is None else first.at.pp,
+            seconds=[
+                max((times[step] for times in known if step in times), default=None)
+                for step in steps
+            ],
+        )

@@ -1,0 +1,80 @@
+"""How long ranks took for their steps, and who of them worked for longer than its peers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from outlast.layout import Layout
+from outlast.trace.heat import HeatMap, Measure, step_times
+from outlast.trace.ranks import TracedRank
+from tests.trace.test_trace import operation, rank_of, step
+
+
+def a_rank(number: int, work_ms: float, steps: range = range(1, 5), dp: int = 4) -> TracedRank:
+    """Steps of 10 ms: so much work of its own, then it waits for the others."""
+    return rank_of(
+        number,
+        tuple(
+            operation(10 * each + work_ms, 10 * each + 10, sequence=each)
+            # What it waited in before is the end of the step before.
+            for each in (steps[0] - 1, *steps)
+        ),
+        tuple(step(each, 10 * each, 10 * each + 10) for each in steps),
+        layout=Layout(dp=dp),
+    )
+
+
+def map_of(measure: Measure, *ranks: TracedRank, rows: int = 100, steps: int = 100) -> HeatMap:
+    found = HeatMap(measure=measure, num_ranks=len(ranks), most_rows=rows, most_steps=steps)
+    for rank in ranks:
+        found.add(rank)
+    return found
+
+
+def test_a_step_is_work_and_waiting() -> None:
+    (first, *_) = step_times(a_rank(0, 3.0))
+    assert (first.step, first.total_s) == (1, 0.01)
+    assert first.work_s == pytest.approx(0.003)
+    assert first.of(Measure.WAITING) == pytest.approx(0.007)
+    assert first.of(Measure.STEP) == first.total_s
+
+
+def test_of_steps_whose_operations_are_lost_the_length_is_known() -> None:
+    rank = a_rank(0, 3.0)
+    # The ring has gone round.
+    rank = replace(rank, operations=rank.operations[3:])
+    times = step_times(rank)
+    assert [each.work_s is None for each in times] == [True, True, True, False]
+    assert {each.total_s for each in times} == {0.01}
+    assert [each.work_s for each in step_times(replace(rank, operations=()))] == [None] * 4
+
+
+def test_the_slow_rank_has_the_work_and_its_peers_the_waiting() -> None:
+    ranks = [a_rank(number, 8.0 if number == 2 else 2.0) for number in range(4)]
+    work = [row.seconds[0] for row in map_of(Measure.WORK, *ranks).rows()]
+    waiting = [row.seconds[0] for row in map_of(Measure.WAITING, *ranks).rows()]
+    assert work == pytest.approx([0.002, 0.002, 0.008, 0.002])
+    assert waiting == pytest.approx([0.008, 0.008, 0.002, 0.008])
+
+
+def test_only_the_newest_steps_are_shown_and_what_is_not_known_is_none() -> None:
+    found = map_of(Measure.STEP, a_rank(0, 1, range(1, 9)), a_rank(1, 1, range(1, 7)), steps=4)
+    assert found.steps() == [5, 6, 7, 8]
+    assert [row.seconds for row in found.rows()] == [[0.01] * 4, [0.01, 0.01, None, None]]
+
+
+def test_many_ranks_share_rows_which_have_the_longest_of_them() -> None:
+    ranks = [a_rank(number, 1.0 + number, dp=10) for number in range(10)]
+    rows = map_of(Measure.WORK, *ranks, rows=4).rows()
+    assert [(row.first, row.last) for row in rows] == [(0, 2), (3, 5), (6, 8), (9, 9)]
+    assert [row.seconds[0] for row in rows] == pytest.approx([0.003, 0.006, 0.009, 0.01])
+    assert [(row.node, row.pp) for row in rows[:2]] == [("n0", 0), ("n3", 0)]
+
+
+def test_ranks_that_say_nothing_have_no_row() -> None:
+    found = HeatMap(measure=Measure.WORK, num_ranks=4, most_rows=100, most_steps=100)
+    found.add(a_rank(3, 1.0))
+    assert [row.first for row in found.rows()] == [3]
+    assert map_of(Measure.WORK).rows() == []
