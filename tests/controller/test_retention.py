@@ -300,7 +300,7 @@ def test_what_cannot_be_archived_is_not_deleted(
     ("text", "words"),
     [
         ("retention: {ended_job: 3}", "retention.ended_job is not known.*perhaps .*ended_jobs"),
-        ("retentions: {}", "retentions is not known; allowed: code, retention"),
+        ("retentions: {}", "retentions is not known; allowed: code, notify, retention"),
         ("retention: {ended_jobs: 0}", "retention.ended_jobs is 0; allowed: 1 or more"),
         ("retention: {ended_jobs: 1.5}", "retention.ended_jobs is 1.5; allowed: a whole number"),
         ("retention: {ended_jobs: true}", "retention.ended_jobs is True; allowed: a whole number"),
