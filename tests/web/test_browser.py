@@ -77,6 +77,7 @@ def job_id(chromium: Any, running: Controller) -> str:
 def test_a_job_trains_before_ones_eyes(chromium: Any, running: Controller, job_id: str) -> None:
     visit = Visit(chromium, base_of(running))
     visit.open(f"/jobs/{job_id}")
+    visit.page.locator("figure.chart canvas").nth(3).wait_for()
     assert visit.page.locator("figure.chart canvas").count() == 4
     first = step_of(visit)
     wait_for(lambda: step_of(visit) > first, "the step to rise without a reload")
