@@ -17,8 +17,8 @@ from starlette.routing import Route
 
 from controller.web import openapi
 from controller.web.gateway import Gateway, RequestError
-from controller.web.heat import heat_map
 from controller.web.messages import as_json
+from controller.web.noted import heat_map, step_timeline
 from controller.web.parameters import (
     check_names,
     from_body,
@@ -42,7 +42,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 _BULK = ("spec", "nodes")
 _MOST_JOBS = 1000
 _MOST_POINTS = 20_000
-_MOST_ROWS, _MOST_STEPS = 10_000, 1000
+_MOST_ROWS, _MOST_STEPS, _MOST_TRACKS = 10_000, 1000, 256
 _LOG_BYTES = range(1, 16 << 20)
 _STEPS = range(2**53)
 
@@ -68,6 +68,7 @@ class Api:
             ("GET", "/jobs/{job_id}/curve", self._curve),
             ("GET", "/jobs/{job_id}/events", self._events),
             ("GET", "/jobs/{job_id}/heat-map", self._heat_map),
+            ("GET", "/jobs/{job_id}/timeline", self._timeline),
             ("GET", "/jobs/{job_id}/logs", self._logs),
             ("GET", "/jobs/{job_id}/logs/events", self._follow_logs),
         ]
@@ -165,6 +166,15 @@ class Api:
         job_id = request.path_params["job_id"]
         found = await heat_map(self._gateway, job_id, Measure(measure), rows, steps)
         return JSONResponse(found)
+
+    async def _timeline(self, request: Request) -> Response:
+        given = request.query_params
+        check_names("parameter", given, ("step", "first", "most"))
+        step = whole_number(given, "step", 0, _STEPS) if "step" in given else None
+        first = whole_number(given, "first", 0, range(2**31))
+        most = whole_number(given, "most", 64, range(1, _MOST_TRACKS + 1))
+        job_id = request.path_params["job_id"]
+        return JSONResponse(await step_timeline(self._gateway, job_id, step, first, most))
 
     async def _logs(self, request: Request) -> Response:
         asked = _logs_request(request, follow=False)

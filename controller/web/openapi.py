@@ -27,6 +27,7 @@ _TYPES = {
     FieldDescriptor.CPPTYPE_UINT64: "integer",
 }
 _INTEGER: Schema = {"type": "integer", "minimum": 0}
+_NUMBER: Schema = {"type": "number"}
 _STRING: Schema = {"type": "string"}
 _ERROR: Schema = {
     "type": "object",
@@ -168,6 +169,46 @@ OWN = (
                 ),
             },
             missing={"type": "array", "items": _object(node=_STRING, reason=_STRING)},
+        ),
+    ),
+    Own(
+        verb="GET",
+        path="/jobs/{job_id}/timeline",
+        what="What up to `most` ranks from `first` on did in a step, by one clock; by default in "
+        "the newest that all of them have done. `steps` are those that are still known.",
+        parameters={"step": _INTEGER, "first": _INTEGER, "most": _INTEGER},
+        answer=_object(
+            attempt=_INTEGER,
+            num_ranks=_INTEGER,
+            layout=_object(**dict.fromkeys(("tp", "pp", "dp", "ep"), _INTEGER)),
+            steps={"type": "array", "items": _INTEGER},
+            missing={"type": "array", "items": _object(node=_STRING, reason=_STRING)},
+            step=_INTEGER,
+            begun_at_s=_NUMBER,
+            length_s=_NUMBER,
+            clocks_apart_s=_NUMBER,
+            tracks={
+                "type": "array",
+                "items": _object(
+                    rank=_INTEGER,
+                    node=_STRING,
+                    pp={"type": ["integer", "null"]},
+                    bars={
+                        "type": "array",
+                        "items": _object(
+                            name=_STRING,
+                            begun_s=_NUMBER,
+                            ended_s=_NUMBER,
+                            group=_STRING,
+                            sequence=_INTEGER,
+                            detail={"type": "integer"},
+                            is_over={"type": "boolean"},
+                            last={"type": ["integer", "null"]},
+                            waited_s=_NUMBER,
+                        ),
+                    },
+                ),
+            },
         ),
     ),
     Own(

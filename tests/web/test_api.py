@@ -158,7 +158,7 @@ def test_logs_are_text(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_heat_map_is_made_of_what_ranks_have_noted(tmp_path: Path) -> None:
+def test_heat_map_and_timeline_are_made_of_what_ranks_have_noted(tmp_path: Path) -> None:
     async def scenario(bench: Lab, client: httpx.AsyncClient) -> None:
         job_id = await bench.start_job()
         times = ranks_pb2.RankTimes(
@@ -179,6 +179,23 @@ def test_a_heat_map_is_made_of_what_ranks_have_noted(tmp_path: Path) -> None:
         found = await got(client, f"/jobs/{job_id}/heat-map", measure="waiting", rows=1)
         assert found["rows"][0]["seconds"] == [0.002]
 
+        found = await got(client, f"/jobs/{job_id}/timeline")
+        (track,) = found["tracks"]
+        assert (found["step"], found["steps"], found["length_s"]) == (3, [3], 0.005)
+        assert [(bar["name"], bar["begun_s"], bar["ended_s"]) for bar in track["bars"]] == [
+            ("own work", 0, 0.003),
+            ("all_reduce", 0.003, 0.005),
+        ]
+        assert found["layout"] == {"tp": 1, "pp": 1, "dp": 2, "ep": 1}
+        only = await got(client, f"/jobs/{job_id}/timeline", step=3, first=0, most=1)
+        assert only["tracks"] == found["tracks"]
+        for wrong, says in (
+            ("step=9", "step: is 9; known are 3 to 3"),
+            ("first=2", "first: is 2; allowed: 0 to 1"),
+        ):
+            refused = await client.get(f"/api/v1/jobs/{job_id}/timeline?{wrong}")
+            assert says in refused.json()["error"]["message"]
+
     run(tmp_path, scenario)
 
 
@@ -193,6 +210,8 @@ REFUSALS: list[tuple[str, str, object, int, str]] = [
     ("GET", "/jobs/nobody/curve?points=1", None, 400, "points: is '1'; allowed: 2 to 20000"),
     ("GET", "/jobs/nobody/heat-map", None, 404, "there is no job 'nobody'"),
     ("GET", "/jobs/nobody/heat-map?measure=x", None, 400, "measure: is 'x'; allowed: step, work"),
+    ("GET", "/jobs/nobody/timeline", None, 404, "there is no job 'nobody'"),
+    ("GET", "/jobs/nobody/timeline?most=0", None, 400, "most: is '0'; allowed: 1 to 256"),
     ("GET", "/nothing", None, 404, "there is no /api/v1/nothing"),
     ("POST", "/nodes/n0/cordon", {"a": 1}, 400, "a: is no field; allowed: none"),
     ("POST", "/nodes/n0/cordon?a=1", {}, 400, "a: is no parameter; allowed: none"),

@@ -34,6 +34,7 @@ PAGES = (
     "/jobs/JOB",
     "/jobs/JOB/ranks",
     "/jobs/JOB/heat-map",
+    "/jobs/JOB/timeline",
     "/nodes",
     "/incidents",
     "/incidents/JOB.i1",
@@ -156,6 +157,14 @@ def test_a_slow_rank_is_seen_on_the_heat_map(
         visit.shows("rank 0 on")
         visit.page.get_by_label("Shown").select_option("Waiting for others")
         slowest.get_by_role("button", name="rank 0").wait_for()
+        visit.is_fit_for_all()
+        visit.page.get_by_role("link", name="The step over ranks").click()
+        visit.shows("Where the step went")
+        visit.shows("Others waited for it")
+        canvas = visit.page.get_by_role("application")
+        for _ in range(2):
+            canvas.press("ArrowRight")
+        visit.shows("Rank 0")
     visit.is_fit_for_all()
 
 

@@ -10,12 +10,14 @@ import { JobsView } from "/page/views/jobs.js";
 import { NodesView } from "/page/views/nodes.js";
 import { RanksView } from "/page/views/ranks.js";
 import { SubmitView } from "/page/views/submit.js";
+import { TimelineView } from "/page/views/timeline.js";
 
 const VIEWS = [
   [/^\/(?:jobs)?$/, JobsView, "Jobs"],
   [/^\/jobs\/([^/]+)$/, JobView, "Job"],
   [/^\/jobs\/([^/]+)\/ranks$/, RanksView, "Ranks"],
   [/^\/jobs\/([^/]+)\/heat-map$/, HeatMapView, "Heat map"],
+  [/^\/jobs\/([^/]+)\/timeline(?:\/(\d+))?$/, TimelineView, "Timeline"],
   [/^\/nodes$/, NodesView, "Nodes"],
   [/^\/incidents$/, IncidentsView, "Incidents"],
   [/^\/incidents\/([^/]+)$/, IncidentView, "Incident"],
@@ -85,7 +87,7 @@ function App() {
     <${Controller} />
     <main id="main" tabindex="-1">
       ${found
-        ? html`<${found[1]} key=${path} name=${name} />`
+        ? html`<${found[1]} key=${path} name=${name} part=${found[0][2]} />`
         : html`<h1>Not found</h1><p>There is no page ${path}.</p>`}
     </main>`;
 }

@@ -26,7 +26,7 @@ export function groupOf(ranks, layout, rank, group) {
 }
 
 /** What tells a rank's group from all others of its kind. */
-function keyOf({ tp, pp, dp }, group, layout) {
+export function keyOf({ tp, pp, dp }, group, layout) {
   const parts = {
     tp: [pp, dp], dp: [pp, tp], pp: [dp, tp], world: [],
     ep: [pp, tp, Math.floor(dp / layout.ep)], expert_dp: [pp, tp, dp % layout.ep],

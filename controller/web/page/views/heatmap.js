@@ -3,9 +3,8 @@
 import { get } from "/page/api.js";
 import { count, duration } from "/page/format.js";
 import { colorOf, heatOf, heatParts, median } from "/page/heat.js";
-import {
-  Empty, Failure, html, Link, Loading, useEffect, useMemo, usePolled, useRef, useState,
-} from "/page/ui.js";
+import { usePlane, within } from "/page/plane.js";
+import { Empty, Failure, html, Link, Loading, useMemo, usePolled, useState } from "/page/ui.js";
 
 const MEASURES = { work: "Own work", waiting: "Waiting for others", step: "Whole step" };
 const HEIGHT_PX = 460;
@@ -56,15 +55,8 @@ function pictureOf(ratios, numSteps) {
 
 const nameOf = (row) => (row.first === row.last ? `rank ${row.first}` : `ranks ${row.first}–${row.last}`);
 
-function draw(canvas, picture, data, view, chosen) {
-  const ratio = devicePixelRatio;
-  const width = canvas.clientWidth;
-  canvas.width = width * ratio;
-  canvas.height = HEIGHT_PX * ratio;
-  const ctx = canvas.getContext("2d");
-  ctx.scale(ratio, ratio);
+function paint(ctx, picture, data, view, chosen, { across, down }) {
   ctx.imageSmoothingEnabled = false;
-  const [across, down] = [width - LEFT_PX, HEIGHT_PX - BOTTOM_PX];
   ctx.fillStyle = colorOf("--line");
   ctx.fillRect(LEFT_PX, 0, across, down);
   ctx.drawImage(picture, view.x, view.y, view.w, view.h, LEFT_PX, 0, across, down);
@@ -93,74 +85,15 @@ function draw(canvas, picture, data, view, chosen) {
 }
 
 const ARROWS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-const within = (value, least, most) => Math.min(Math.max(value, least), Math.max(least, most));
-
-/** The part of the whole that is seen, after zooming by `factor` about a point of it. */
-function zoomed(view, whole, factor, x, y) {
-  const w = within(view.w * factor, Math.min(4, whole.w), whole.w);
-  const h = within(view.h * factor, Math.min(4, whole.h), whole.h);
-  return {
-    w, h,
-    x: within(x - ((x - view.x) * w) / view.w, 0, whole.w - w),
-    y: within(y - ((y - view.y) * h) / view.h, 0, whole.h - h),
-  };
-}
-
 function Map2d({ data, ratios, chosen, choose }) {
-  const canvas = useRef(null);
-  const drag = useRef(null);
-  const [width, setWidth] = useState(0);
-  const whole = { x: 0, y: 0, w: data.steps.length, h: data.rows.length };
-  const [view, setView] = useState(null);
-  const seen = view && view.x + view.w <= whole.w && view.y + view.h <= whole.h ? view : whole;
   const picture = useMemo(() => pictureOf(ratios, data.steps.length), [ratios]);
-  useEffect(() => {
-    const resized = new ResizeObserver(() => setWidth(canvas.current.clientWidth));
-    resized.observe(canvas.current);
-    const themed = () => setWidth((before) => before + 1e-9);
-    addEventListener("outlast-themed", themed);
-    return () => {
-      resized.disconnect();
-      removeEventListener("outlast-themed", themed);
-    };
-  }, []);
-  useEffect(() => {
-    if (width > 0) draw(canvas.current, picture, data, seen, chosen);
-  }, [picture, data, seen, chosen, width]);
-  const placeOf = (event) => {
-    const box = canvas.current.getBoundingClientRect();
-    const right = (event.clientX - box.left - LEFT_PX) / (box.width - LEFT_PX);
-    const down = (event.clientY - box.top) / (HEIGHT_PX - BOTTOM_PX);
-    return [seen.x + right * seen.w, seen.y + down * seen.h];
-  };
-  const rolled = (event) => {
-    event.preventDefault();
-    setView(zoomed(seen, whole, event.deltaY > 0 ? 1.25 : 0.8, ...placeOf(event)));
-  };
-  useEffect(() => {
-    // Only a listener that says so may keep the page from scrolling.
-    const element = canvas.current;
-    element.addEventListener("wheel", rolled, { passive: false });
-    return () => element.removeEventListener("wheel", rolled);
+  const whole = { w: data.steps.length, h: data.rows.length };
+  const { canvas, seen, zoom, handlers } = usePlane({
+    whole,
+    frame: { left: LEFT_PX, bottom: BOTTOM_PX, height: HEIGHT_PX },
+    paint: (ctx, view, size) => paint(ctx, picture, data, view, chosen, size),
+    picked: ({ x, y }) => choose({ x: Math.floor(x), y: Math.floor(y) }),
   });
-  const pressed = (event) => {
-    drag.current = { from: placeOf(event), view: seen, hasMoved: false };
-    canvas.current.setPointerCapture(event.pointerId);
-  };
-  const moved = (event) => {
-    if (!drag.current) return;
-    const box = canvas.current.getBoundingClientRect();
-    const [x, y] = placeOf(event);
-    const by = [drag.current.from[0] - x, drag.current.from[1] - y];
-    if (Math.abs(by[0] / seen.w) * box.width + Math.abs(by[1] / seen.h) * HEIGHT_PX < 4) return;
-    drag.current.hasMoved = true;
-    setView({ ...seen, x: within(seen.x + by[0], 0, whole.w - seen.w), y: within(seen.y + by[1], 0, whole.h - seen.h) });
-  };
-  const released = (event) => {
-    const [x, y] = placeOf(event).map(Math.floor);
-    if (drag.current && !drag.current.hasMoved && x >= 0 && x < whole.w && y >= 0 && y < whole.h) choose({ x, y });
-    drag.current = null;
-  };
   const keyed = (event) => {
     if (event.key in ARROWS) {
       event.preventDefault();
@@ -168,23 +101,22 @@ function Map2d({ data, ratios, chosen, choose }) {
       const at = chosen ?? { x: whole.w - 1, y: 0 };
       choose({ x: within(at.x + right, 0, whole.w - 1), y: within(at.y + down, 0, whole.h - 1) });
     } else if (event.key === "+" || event.key === "-") {
-      const at = chosen ?? { x: seen.x + seen.w / 2, y: seen.y + seen.h / 2 };
-      setView(zoomed(seen, whole, event.key === "+" ? 0.8 : 1.25, at.x, at.y));
+      zoom(event.key === "+" ? 0.8 : 1.25, chosen ?? { x: seen.x + seen.w / 2, y: seen.y + seen.h / 2 });
     }
   };
   return html`<canvas ref=${canvas} class="heat" tabindex="0" role="application"
     aria-label="Heat map of ranks by steps; arrow keys choose a cell, plus and minus zoom"
-    onPointerDown=${pressed} onPointerMove=${moved} onPointerUp=${released} onDblClick=${() => setView(null)}
-    onKeyDown=${keyed}></canvas>`;
+    ...${handlers} onKeyDown=${keyed}></canvas>`;
 }
 
-function Chosen({ data, ratios, chosen }) {
+function Chosen({ name, data, ratios, chosen }) {
   if (!chosen || !data.rows[chosen.y]) return html`<p class="quiet">Choose a cell to see its numbers.</p>`;
   const row = data.rows[chosen.y];
   const ratio = ratios[chosen.y][chosen.x];
   return html`<p role="status">
     <strong>${nameOf(row)}</strong> on ${row.node}, step ${count(data.steps[chosen.x])}:
-    ${" "}${duration(row.seconds[chosen.x])}${ratio !== null && `, ${ratio.toFixed(2)} of the median of its peers`}
+    ${" "}${duration(row.seconds[chosen.x])}${ratio !== null && `, ${ratio.toFixed(2)} of the median of its peers`}.
+    ${" "}<${Link} to="/jobs/${name}/timeline/${data.steps[chosen.x]}">The step over ranks<//>
   </p>`;
 }
 
@@ -221,7 +153,7 @@ export function HeatMapView({ name }) {
       ? html`<${Empty} title="Nothing noted yet">Ranks note how long their steps took; there is none that is known.<//>`
       : html`<section>
           <${Map2d} data=${data} ratios=${ratios} chosen=${chosen} choose=${setChosen} />
-          <${Chosen} data=${data} ratios=${ratios} chosen=${chosen} />
+          <${Chosen} name=${name} data=${data} ratios=${ratios} chosen=${chosen} />
         </section>
         <section aria-labelledby="slowest"><h2 id="slowest">Slower than their peers</h2>
           <${Slowest} data=${data} ratios=${ratios} choose=${setChosen} />

@@ -81,6 +81,7 @@ function Head({ job, isLive }) {
       ${!isLive && !isEnded && html`<span class="quiet">connection lost, trying again…</span>`}
       <${Link} to="/jobs/${job.job_id}/ranks">Its ranks<//>
       <${Link} to="/jobs/${job.job_id}/heat-map">Heat map<//>
+      <${Link} to="/jobs/${job.job_id}/timeline">A step<//>
       <${Actions} actions=${actions} />
     </div>
     <p class="reason">${job.reason} <span class="quiet">since ${moment(job.state_since_s)}</span></p>

@@ -1,0 +1,180 @@
+"""What ranks have noted of themselves, for the JSON API: a heat map, and the timeline of a step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from controller.web.gateway import Gateway, RequestError
+from controller.web.routes import method
+from outlast.layout import Layout
+from outlast.trace.heat import HeatMap, Measure
+from outlast.trace.ranks import TracedRank, traced_ranks
+from outlast.trace.timeline import Timeline, known_steps, timeline
+from outlast.v1 import ranks_pb2
+
+# Agents of all nodes are asked, and read what their ranks have noted.
+TIMEOUT_S = 60.0
+_DIGITS = 4
+# Of a second.
+_PLACES = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listed:
+    """What all ranks of a job have in common."""
+
+    attempt: int
+    num_ranks: int
+    layout: Layout
+
+
+async def heat_map(
+    gateway: Gateway, job_id: str, measure: Measure, most_rows: int, most_steps: int
+) -> dict[str, Any]:
+    """What all ranks have noted of their newest steps.
+
+    Raises:
+        RequestError: there is no such job, or not all nodes have answered in time.
+    """
+    listed = await _listed(gateway, job_id)
+    found = HeatMap(
+        measure=measure,
+        num_ranks=max(1, listed.num_ranks),
+        most_rows=most_rows,
+        most_steps=most_steps,
+    )
+    missing = await _read(gateway, job_id, listed, None, found.add)
+    return {
+        "attempt": listed.attempt,
+        "measure": str(measure),
+        "num_ranks": listed.num_ranks,
+        "steps": found.steps(),
+        "rows": [
+            {
+                "first": row.first,
+                "last": row.last,
+                "node": row.node,
+                "pp": row.pp,
+                "seconds": [_rounded(each) for each in row.seconds],
+            }
+            for row in found.rows()
+        ],
+        "missing": missing,
+    }
+
+
+async def step_timeline(
+    gateway: Gateway, job_id: str, step: int | None, first: int, most: int
+) -> dict[str, Any]:
+    """What some ranks did in a step; by default in the newest one that all of them have done.
+
+    Raises:
+        RequestError: there is no such job or rank, the step is not known any more, or not all
+            nodes have answered in time.
+    """
+    listed = await _listed(gateway, job_id)
+    ranks = range(first, min(first + most, listed.num_ranks))
+    if not ranks:
+        wrong = f"is {first}; allowed: 0 to {listed.num_ranks - 1}"
+        raise RequestError(400, f"first: {wrong}", fields=(("first", wrong),))
+    found: dict[int, TracedRank] = {}
+
+    def keep(rank: TracedRank) -> None:
+        found[rank.rank] = rank
+
+    # One question for all of them, where they are all.
+    asked = None if len(ranks) == listed.num_ranks else ranks
+    missing = await _read(gateway, job_id, listed, asked, keep)
+    kept = [found[rank] for rank in sorted(found)]
+    steps = known_steps(kept)
+    if step is None:
+        done = [rank.steps[-1].step for rank in kept if rank.steps]
+        step = min(done, default=0)
+    elif step not in steps:
+        known = f"{steps[0]} to {steps[-1]}" if steps else "none as yet"
+        wrong = f"is {step}; known are {known}"
+        raise RequestError(404, f"step: {wrong}", fields=(("step", wrong),))
+    shown = await run_in_threadpool(timeline, kept, listed.layout, step)
+    layout = asdict(listed.layout)
+    return {
+        "attempt": listed.attempt,
+        "num_ranks": listed.num_ranks,
+        "layout": {name: layout[name] for name in ("tp", "pp", "dp", "ep")},
+        "steps": steps,
+        "missing": missing,
+        **_timeline_facts(shown),
+    }
+
+
+def _timeline_facts(shown: Timeline) -> dict[str, Any]:
+    return {
+        "step": shown.step,
+        "begun_at_s": shown.begun_ns / 1e9,
+        "length_s": shown.length_s,
+        "clocks_apart_s": shown.apart_s,
+        "tracks": [
+            {
+                "rank": track.rank,
+                "node": track.node,
+                "pp": track.pp,
+                "bars": [
+                    {
+                        **asdict(bar),
+                        "begun_s": round(bar.begun_s, _PLACES),
+                        "ended_s": round(bar.ended_s, _PLACES),
+                        "waited_s": round(bar.waited_s, _PLACES),
+                    }
+                    for bar in track.bars
+                ],
+            }
+            for track in shown.tracks
+        ],
+    }
+
+
+async def _listed(gateway: Gateway, job_id: str) -> _Listed:
+    asked = ranks_pb2.ListRanksRequest(job_id=job_id, most=1)
+    found = await gateway.call(method("Ranks/ListRanks"), asked)
+    assert isinstance(found, ranks_pb2.ListRanksResponse)
+    layout = Layout(tp=found.tp, pp=found.pp, dp=found.dp, ep=found.ep)
+    return _Listed(attempt=found.attempt, num_ranks=found.num_ranks, layout=layout)
+
+
+async def _read(
+    gateway: Gateway,
+    job_id: str,
+    listed: _Listed,
+    ranks: Iterable[int] | None,
+    take: Callable[[TracedRank], None],
+) -> list[dict[str, str]]:
+    """Hand over what these ranks have noted, or all of them; the nodes that did not tell."""
+    missing = []
+
+    def take_from(times: ranks_pb2.ReadTimesResponse) -> None:
+        for rank in traced_ranks([times], listed.layout):
+            take(rank)
+
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            for rank in (None,) if ranks is None else ranks:
+                asked = ranks_pb2.ReadTimesRequest(job_id=job_id, rank=rank)
+                async for each in gateway.stream(method("Ranks/ReadTimes"), asked):
+                    assert isinstance(each, ranks_pb2.ReadTimesResponse)
+                    if each.HasField("missing"):
+                        missing.append({"node": each.node, "reason": each.missing.reason})
+                    else:
+                        # It takes milliseconds, and there may be thousands.
+                        await run_in_threadpool(take_from, each)
+    except TimeoutError as error:
+        wrong = f"not all nodes have answered within {TIMEOUT_S:g} s"
+        raise RequestError(504, wrong, reason="DEADLINE_EXCEEDED") from error
+    return missing
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else float(f"{seconds:.{_DIGITS}g}")

@@ -1,0 +1,226 @@
+// One step over ranks: what each did when, and whom it waited for.
+
+import { get } from "/page/api.js";
+import { count, duration, moment } from "/page/format.js";
+import { colorOf } from "/page/heat.js";
+import { keyOf } from "/page/layout.js";
+import { usePlane, within } from "/page/plane.js";
+import {
+  Empty, Failure, html, Link, Loading, navigate, Table, useEffect, useMemo, useState,
+} from "/page/ui.js";
+
+// Ranks on one picture.
+const MOST = 64;
+const LEFT_PX = 56;
+const BOTTOM_PX = 18;
+const [ROW_PX, LEAST_PX, MOST_PX] = [26, 180, 720];
+const WORK = "own work";
+const COLORS = {
+  [WORK]: "--green", tp: "--orange", pp: "--yellow", dp: "--red", ep: "--purple", expert_dp: "--purple",
+  embedding: "--sky", world: "--grey",
+};
+const kindOf = (bar) => bar.group || bar.name;
+
+/** The rank's coordinates, of which tp turns fastest, then dp. */
+function coordinates(rank, { tp, dp }) {
+  return { tp: rank % tp, dp: Math.floor(rank / tp) % dp, pp: Math.floor(rank / (tp * dp)) };
+}
+
+/** Whether two bars are two ranks' parts of one collective. */
+function isSame(one, other, layout) {
+  if (one.bar.last === null || one.bar.group !== other.bar.group) return false;
+  if (one.bar.sequence !== other.bar.sequence || one.bar.name !== other.bar.name) return false;
+  const [first, second] = [one, other].map((each) => keyOf(coordinates(each.rank, layout), each.bar.group, layout));
+  return first === second;
+}
+
+/** The parts that the ranks shown have in the collective of a bar, its own among them. */
+function partsOf(data, chosen) {
+  if (!chosen || chosen.bar.last === null) return [];
+  return data.tracks.flatMap((track) => track.bars
+    .map((bar) => ({ rank: track.rank, bar }))
+    .filter((each) => isSame(chosen, each, data.layout)));
+}
+
+function paint(ctx, data, seen, chosen, parts, { across, down }) {
+  const rowPx = down / seen.h;
+  const perS = across / seen.w;
+  const at = (seconds) => LEFT_PX + (seconds - seen.x) * perS;
+  const rows = new Map(data.tracks.map((track, index) => [track.rank, index]));
+  const box = (bar, row) => [at(bar.begun_s), (row - seen.y) * rowPx + 2, Math.max(1, (bar.ended_s - bar.begun_s) * perS), rowPx - 4];
+  const colors = Object.fromEntries(Object.entries(COLORS).map(([kind, name]) => [kind, colorOf(name)]));
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(LEFT_PX, 0, across, down);
+  ctx.clip();
+  ctx.fillStyle = colorOf("--line");
+  ctx.fillRect(LEFT_PX, 0, across, down);
+  data.tracks.forEach((track, row) => track.bars.forEach((bar) => {
+    if (bar.ended_s < seen.x || bar.begun_s > seen.x + seen.w) return;
+    ctx.globalAlpha = bar.group && bar.waited_s > 0 ? 0.55 : 1;
+    ctx.fillStyle = colors[kindOf(bar)] ?? colors.world;
+    ctx.fillRect(...box(bar, row));
+  }));
+  ctx.globalAlpha = 1;
+  ctx.strokeStyle = colorOf("--ink");
+  for (const part of parts) {
+    ctx.lineWidth = part.rank === chosen.bar.last ? 3 : 1.5;
+    ctx.strokeRect(...box(part.bar, rows.get(part.rank)));
+  }
+  if (chosen) {
+    ctx.lineWidth = 3;
+    ctx.strokeRect(...box(chosen.bar, rows.get(chosen.rank)));
+  }
+  ctx.restore();
+  ctx.font = "12px system-ui, sans-serif";
+  ctx.fillStyle = colorOf("--quiet");
+  ctx.textBaseline = "middle";
+  const every = Math.max(1, Math.ceil(16 / rowPx));
+  data.tracks.forEach((track, row) => {
+    if (row % every === 0) ctx.fillText(track.rank, 4, (row + 0.5 - seen.y) * rowPx);
+  });
+  ctx.textAlign = "center";
+  for (let tick = 0; tick <= 4; tick += 1) {
+    const seconds = seen.x + (seen.w * (tick + 0.5)) / 5;
+    ctx.fillText(`${(1000 * seconds).toPrecision(4)} ms`, at(seconds), down + 10);
+  }
+}
+
+function barAt(data, { x, y }) {
+  const track = data.tracks[Math.floor(y)];
+  const bars = track?.bars.filter((bar) => bar.begun_s <= x && x <= bar.ended_s) ?? [];
+  // Of several the one that began last lies on top.
+  return bars.length ? { rank: track.rank, bar: bars.at(-1) } : null;
+}
+
+/** The bar that a key leads to. */
+function moved(data, chosen, key) {
+  const row = Math.max(0, data.tracks.findIndex((track) => track.rank === chosen?.rank));
+  const bars = data.tracks[row].bars;
+  const index = chosen ? bars.indexOf(chosen.bar) : -1;
+  if (key === "ArrowLeft" || key === "ArrowRight") {
+    const next = bars[within(index + (key === "ArrowRight" ? 1 : -1), 0, bars.length - 1)];
+    return next ? { rank: data.tracks[row].rank, bar: next } : chosen;
+  }
+  const track = data.tracks[within(row + (key === "ArrowDown" ? 1 : -1), 0, data.tracks.length - 1)];
+  const fromS = chosen?.bar.begun_s ?? 0;
+  const bar = track.bars.find((each) => each.ended_s >= fromS) ?? track.bars.at(-1);
+  return bar ? { rank: track.rank, bar } : chosen;
+}
+
+function Tracks({ data, chosen, choose }) {
+  const parts = useMemo(() => partsOf(data, chosen), [data, chosen]);
+  const height = within(ROW_PX * data.tracks.length, LEAST_PX, MOST_PX) + BOTTOM_PX;
+  const whole = { w: data.length_s, h: data.tracks.length };
+  const { canvas, seen, zoom, handlers } = usePlane({
+    whole,
+    frame: { left: LEFT_PX, bottom: BOTTOM_PX, height },
+    axes: "x",
+    least: data.length_s / 10_000,
+    paint: (ctx, view, size) => paint(ctx, data, view, chosen, parts, size),
+    picked: (place) => choose(barAt(data, place)),
+  });
+  const keyed = (event) => {
+    if (["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown"].includes(event.key)) {
+      event.preventDefault();
+      choose(moved(data, chosen, event.key));
+    } else if (event.key === "+" || event.key === "-") {
+      const x = chosen?.bar.begun_s ?? seen.x + seen.w / 2;
+      zoom(event.key === "+" ? 0.8 : 1.25, { x, y: 0 });
+    }
+  };
+  return html`<canvas ref=${canvas} class="heat" style=${{ height: `${height}px` }} tabindex="0" role="application"
+    aria-label="What ranks did in the step; arrow keys choose an operation, plus and minus zoom"
+    ...${handlers} onKeyDown=${keyed}></canvas>`;
+}
+
+function Chosen({ data, chosen }) {
+  if (!chosen) return html`<p class="quiet">Choose an operation to see its peers, and whom it waited for.</p>`;
+  const { rank, bar } = chosen;
+  const where = bar.group ? `${bar.group} ${bar.name} #${bar.sequence}` : bar.name;
+  const batch = bar.detail >= 0 && bar.group === "pp" ? ` of micro-batch ${bar.detail}` : "";
+  const peers = partsOf(data, chosen).map((each) => each.rank).filter((each) => each !== rank);
+  return html`<p role="status">
+    <strong>Rank ${rank}</strong>: ${where}${batch}, ${duration(bar.ended_s - bar.begun_s)} from ${duration(bar.begun_s)} on${bar.is_over ? "" : ", not left"}.
+    ${bar.last !== null && (bar.last === rank
+      ? " It began last: the others waited for it."
+      : ` Waited ${duration(bar.waited_s)} for rank ${bar.last}, which began last.`)}
+    ${peers.length > 0 && ` Peers: ${peers.slice(0, 16).join(", ")}${peers.length > 16 ? " …" : ""}.`}
+  </p>`;
+}
+
+/** Seconds of each kind by rank, in words and numbers for all. */
+function Sums({ data }) {
+  const kinds = [...new Set(data.tracks.flatMap((track) => track.bars.map(kindOf)))].sort();
+  const rows = data.tracks.map((track) => {
+    const sums = Object.fromEntries(kinds.map((kind) => [kind, 0]));
+    let waited = 0;
+    for (const bar of track.bars) {
+      sums[kindOf(bar)] += bar.ended_s - bar.begun_s;
+      waited += bar.waited_s;
+    }
+    return { track, sums, waited, heldUp: 0 };
+  });
+  const byRank = new Map(rows.map((row) => [row.track.rank, row]));
+  for (const { bars } of data.tracks) {
+    for (const bar of bars) if (byRank.has(bar.last)) byRank.get(bar.last).heldUp += bar.waited_s;
+  }
+  const columns = [
+    { name: "Rank", isNumber: true, cell: ({ track }) => track.rank },
+    { name: "Node", cell: ({ track }) => track.node },
+    ...kinds.map((kind) => ({ name: kind === WORK ? "Own work" : `In ${kind}`, isNumber: true, cell: ({ sums }) => duration(sums[kind]) })),
+    { name: "Waited for others", isNumber: true, cell: ({ waited }) => duration(waited) },
+    { name: "Others waited for it", isNumber: true, cell: ({ heldUp }) => duration(heldUp) },
+  ];
+  return html`<${Table} caption="Where the step went" columns=${columns} rows=${rows} rowKey=${({ track }) => track.rank} />`;
+}
+
+const Legend = ({ data }) => {
+  const kinds = [...new Set(data.tracks.flatMap((track) => track.bars.map(kindOf)))].sort();
+  return html`<p class="quiet legend">${kinds.map((kind) => html`<span><span style=${{ color: `var(${COLORS[kind] ?? COLORS.world})` }} aria-hidden="true">■</span> ${kind}</span> `)}
+    paler: it waited there for a rank that began later; grey: nothing known.</p>`;
+};
+
+export function TimelineView({ name, part }) {
+  const [first, setFirst] = useState(0);
+  const [data, setData] = useState(null);
+  const [error, setError] = useState(null);
+  const [chosen, setChosen] = useState(null);
+  useEffect(() => {
+    let isOver = false;
+    setChosen(null);
+    get(["jobs", name, "timeline"], { step: part, first, most: MOST }).then(
+      (found) => !isOver && (setData(found), setError(null)),
+      (failure) => !isOver && setError(failure),
+    );
+    return () => {
+      isOver = true;
+    };
+  }, [name, part, first]);
+  const go = (step) => navigate(`/jobs/${name}/timeline/${step}`);
+  const title = html`<h1><${Link} to="/jobs/${name}">${name}<//> step ${data ? count(data.step) : part ?? ""}</h1>`;
+  if (error) return html`${title}<${Failure} error=${error} /><p><${Link} to="/jobs/${name}/timeline">The newest step<//></p>`;
+  if (!data) return html`${title}<${Loading} />`;
+  const at = data.steps.indexOf(data.step);
+  const [before, after] = [data.steps[at - 1], data.steps[at + 1]];
+  const lastRank = Math.min(first + MOST, data.num_ranks) - 1;
+  return html`${title}
+    <div class="head">
+      <button disabled=${before === undefined} onClick=${() => go(before)}>Step before</button>
+      <button disabled=${after === undefined} onClick=${() => go(after)}>Step after</button>
+      ${data.num_ranks > MOST && html`<label>Ranks from <select value=${first} onChange=${(event) => setFirst(Number(event.target.value))}>
+        ${Array.from({ length: Math.ceil(data.num_ranks / MOST) }, (_, index) => html`<option value=${index * MOST}>${index * MOST}</option>`)}
+      </select></label>`}
+      <span class="quiet">Ranks ${first} to ${lastRank} at ${moment(data.begun_at_s)}, ${duration(data.length_s)} in all${data.clocks_apart_s > 0 ? `; clocks were ${duration(data.clocks_apart_s)} apart` : ""}.
+        Wheel zooms, dragging moves, a double click shows all.</span>
+    </div>
+    ${data.missing.length > 0 && html`<p class="banner warn">Missing: ${data.missing.slice(0, 4).map((each) => `${each.node}: ${each.reason}`).join("; ")}</p>`}
+    ${data.tracks.length === 0
+      ? html`<${Empty} title="Nothing noted">No rank has anything of a whole step.<//>`
+      : html`<section>
+          <${Tracks} data=${data} chosen=${chosen} choose=${setChosen} />
+          <${Legend} data=${data} />
+          <${Chosen} data=${data} chosen=${chosen} />
+        </section>
+        <section aria-labelledby="sums"><h2 id="sums">Where the step went</h2><${Sums} data=${data} /></section>`}`;
+}
