@@ -46,7 +46,7 @@ def read(path: Path) -> Configuration:
         return Configuration(
             retention=_retention(sections.get("retention") or {}),
             max_code_bytes=_max_code_bytes(sections.get("code") or {}),
-            notify=notify.parse(_mapping(sections.get("notify") or {}, "notify")),
+            notify=_notify(sections.get("notify") or {}),
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
@@ -59,6 +59,12 @@ def read_or_default(path: Path | None) -> Configuration:
         ValueError: as `read`.
     """
     return Configuration() if path is None else read(path)
+
+
+def _notify(given: object) -> notify.Notify:
+    values = _mapping(given, "notify")
+    _check_names(values, notify.FIELDS_OF_NOTIFY, "notify.")
+    return notify.parse(values)
 
 
 def _retention(given: object) -> Retention:

@@ -41,13 +41,13 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the model makes of a question: of each choice its log-likelihood in nats."""
+    """What the model makes of a question."""
 
-    likelihoods: tuple[Likelihood, ...]
     is_right: bool
     is_right_by_length: bool
     """With log-likelihoods per byte of the choice, which does not favour short ones."""
     right: Likelihood
+    """Of the right choice."""
     is_truncated: bool
 
 
@@ -121,7 +121,6 @@ def answered(model: Model, tokenizer: Tokenizer, question: Question) -> Answer:
         is_right = _best(likelihoods, [1] * len(found)) == question.answer
         is_right_by_length = _best(likelihoods, lengths) == question.answer
     return Answer(
-        likelihoods=likelihoods,
         is_right=is_right,
         is_right_by_length=is_right_by_length,
         right=likelihoods[question.answer],

@@ -1,1 +1,1 @@
-"""Tells people of incidents, recoveries and ends of jobs: webhook, Slack's format, e-mail."""
+"""Notifies people of incidents, recoveries and ends of jobs: webhook, Slack's format, e-mail."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from controller.core.notices import Notice, NoticeKind
-from controller.core.telling import Message
+from controller.core.notifications.grouping import Message
+from controller.core.notifications.job_events import EventKind, JobEvent
 from outlast.ids import JobId
 
 _JOB = JobId("test-message")
@@ -11,9 +11,9 @@ _JOB = JobId("test-message")
 
 def example(now_s: float) -> Message:
     """A fault, marked as a test."""
-    fault = Notice(
+    fault = JobEvent(
         key=f"test/{now_s:.3f}",
-        kind=NoticeKind.INCIDENT,
+        kind=EventKind.INCIDENT,
         job=_JOB,
         at_s=now_s,
         incident=f"{_JOB}-1",
@@ -23,4 +23,4 @@ def example(now_s: float) -> Message:
         nodes=("node-0",),
         step=41,
     )
-    return Message(job=_JOB, notices=(fault,))
+    return Message(job=_JOB, events=(fault,))

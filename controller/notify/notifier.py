@@ -1,8 +1,8 @@
-"""Follows the controller's records and tells each receiver what it wants to know.
+"""Sends due messages to every receiver, each in its own thread.
 
-What was told is kept in a file, so that a controller that comes back tells what happened at its
-end, and nothing twice; a message whose delivery was not confirmed may come again, with the same
-id. A receiver that is away is tried again for a day, and holds up no other.
+What was sent is kept in a file: a restarted controller sends what happened while it was away, and
+nothing twice. A message whose delivery was not confirmed may be sent again, with the same id. A
+receiver that does not answer is retried for a day, and delays no other.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from controller import state_dir
-from controller.core.notices import Notice, notices
-from controller.core.telling import HORIZON_S, Message, due
+from controller.core.notifications.grouping import MAX_AGE_S, Message, due
+from controller.core.notifications.job_events import JobEvent, job_events
 from controller.notify import senders
 from controller.notify.settings import Notify, Receiver
 from controller.service import Service
@@ -24,65 +26,64 @@ from outlast.errors import OutlastError
 
 logger = logging.getLogger(__name__)
 
-LOOK_PERIOD_S = 1.0
+POLL_PERIOD_S = 1.0
 FIRST_RETRY_S, LAST_RETRY_S = 5.0, 300.0
 FILE_NAME = "notifications.json"
 
 Send = Callable[[Receiver, Message, str], None]
 
 
-class Told:
-    """What one receiver has been told, and since when it is told anything."""
+class SentLog:
+    """What was sent to one receiver, and since when events count for it."""
 
-    def __init__(self, since_s: float, told: dict[str, float] | None = None) -> None:
+    def __init__(self, since_s: float, sent: dict[str, float] | None = None) -> None:
         self.since_s = since_s
-        self.told = told or {}
+        self.sent = sent or {}
 
     def add(self, message: Message, now_s: float) -> None:
-        self.told |= dict.fromkeys(message.keys, now_s)
+        self.sent |= dict.fromkeys(message.keys, now_s)
 
-    def forget_before(self, since_s: float) -> None:
-        """What is too old to be told needs not be remembered."""
+    def drop_before(self, since_s: float) -> None:
+        """Forget what is too old to be sent again."""
         self.since_s = max(self.since_s, since_s)
-        self.told = {key: at_s for key, at_s in self.told.items() if at_s >= self.since_s}
+        self.sent = {key: at_s for key, at_s in self.sent.items() if at_s >= self.since_s}
 
 
-class Line:
-    """The way to one receiver."""
+class Channel:
+    """Delivery to one receiver."""
 
-    def __init__(self, name: str, receiver: Receiver, told: Told) -> None:
+    def __init__(self, name: str, receiver: Receiver, log: SentLog) -> None:
         self.name = name
         self.receiver = receiver
-        self.told = told
+        self.log = log
         self.counts: Counter[str] = Counter({"sent": 0, "failed": 0})
-        self._failures = 0
-        self._next_s = 0.0
-        self._last_error = ""
         self.task: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._retry_at_s = 0.0
+        self._last_error = ""
 
-    def due(self, found: Sequence[Notice], now_s: float) -> tuple[Message, ...]:
-        """What it is to be told now, unless it is being told something or did not answer."""
+    def due(self, events: Sequence[JobEvent], now_s: float) -> tuple[Message, ...]:
+        """Messages to send now; none while it is busy, or waits before a retry."""
         is_busy = self.task is not None and not self.task.done()
-        if is_busy or now_s < self._next_s:
+        if is_busy or now_s < self._retry_at_s:
             return ()
-        self.told.forget_before(now_s - HORIZON_S)
-        wanted = (each for each in found if each.at_s >= self.told.since_s)
-        return due(wanted, self.told.told, self.receiver.wishes, now_s)
+        self.log.drop_before(now_s - MAX_AGE_S)
+        recent = (event for event in events if event.at_s >= self.log.since_s)
+        return due(recent, self.log.sent, self.receiver.route, now_s)
 
     def delivered(self, message: Message, now_s: float) -> None:
         self.counts["sent"] += 1
-        self.told.add(message, now_s)
+        self.log.add(message, now_s)
         self._failures, self._last_error = 0, ""
 
     def failed(self, error: OutlastError, now_s: float) -> None:
-        """Say it once, and wait longer each time."""
+        """Log the error unless it is the last one again, and back off."""
         self.counts["failed"] += 1
-        wait_s = min(FIRST_RETRY_S * 2**self._failures, LAST_RETRY_S)
+        self._retry_at_s = now_s + min(FIRST_RETRY_S * 2**self._failures, LAST_RETRY_S)
         self._failures += 1
-        self._next_s = now_s + wait_s
         if str(error) != self._last_error:
             logger.warning(
-                "a notification was not delivered, and is tried again for a day: receiver=%s %s",
+                "a notification was not delivered, and is retried for a day: receiver=%s %s",
                 self.name,
                 error,
             )
@@ -90,7 +91,7 @@ class Line:
 
 
 class Notifier:
-    """Tells all receivers of one controller."""
+    """Notifies all receivers of one controller."""
 
     def __init__(
         self, service: Service, settings: Notify, folder: Path, *, send: Send = senders.send
@@ -99,90 +100,119 @@ class Notifier:
         self._page = settings.page
         self._file = folder / FILE_NAME
         self._send = send
-        told = self._read(service.now_s)
-        self._lines = [
-            Line(name, receiver, told.get(name) or Told(service.now_s))
+        logs = self._read(service.now_s) if settings.receivers else {}
+        self._channels = [
+            Channel(name, receiver, logs.get(name) or SentLog(service.now_s))
             for name, receiver in settings.receivers.items()
         ]
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Messages by receiver and outcome (sent, failed), since this controller began."""
+        """Messages by receiver and outcome (sent, failed), since this controller started."""
         return {
-            (line.name, outcome): number
-            for line in self._lines
-            for outcome, number in line.counts.items()
+            (channel.name, outcome): number
+            for channel in self._channels
+            for outcome, number in channel.counts.items()
         }
 
     async def run(self) -> None:
-        """Look for as long as the controller lives."""
+        """Send what is due for as long as the controller lives."""
+        if not self._channels:
+            return
         self._write()
         try:
-            while self._lines:
+            while True:
                 try:
-                    self._look()
-                except Exception as error:  # noqa: BLE001  # a mistake of ours must not be the last look
+                    self._poll()
+                except Exception as error:  # noqa: BLE001  # a mistake of ours must not be the last poll
                     self._service.guard.note("notifications", error)
-                await asyncio.sleep(LOOK_PERIOD_S)
+                await asyncio.sleep(POLL_PERIOD_S)
         finally:
-            for line in self._lines:
-                if line.task is not None:
-                    line.task.cancel()
+            for channel in self._channels:
+                if channel.task is not None:
+                    channel.task.cancel()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         now_s = self._service.now_s
-        since_s = min(line.told.since_s for line in self._lines)
-        found = list(notices(self._service.state, since_s))
-        for line in self._lines:
-            if messages := line.due(found, now_s):
-                line.task = asyncio.create_task(self._tell(line, messages), name=line.name)
+        since_s = min(channel.log.since_s for channel in self._channels)
+        events = list(job_events(self._service.state, since_s))
+        for channel in self._channels:
+            if messages := channel.due(events, now_s):
+                channel.task = asyncio.create_task(self._deliver(channel, messages))
 
-    async def _tell(self, line: Line, messages: Sequence[Message]) -> None:
+    async def _deliver(self, channel: Channel, messages: Sequence[Message]) -> None:
         for message in messages:
             try:
-                await asyncio.to_thread(self._send, line.receiver, message, self._page)
+                await _in_thread(partial(self._send, channel.receiver, message, self._page))
             except senders.PartlyDeliveredError as error:
-                logger.warning("a notification: receiver=%s %s", line.name, error)
+                logger.warning("a notification: receiver=%s %s", channel.name, error)
             except senders.DeliveryError as error:
-                line.failed(error, self._service.now_s)
+                channel.failed(error, self._service.now_s)
                 return
-            except Exception as error:  # noqa: BLE001  # not to be tried each second
+            except Exception as error:  # noqa: BLE001  # not to be retried each second
                 self._service.guard.note("notifications", error)
-                line.failed(senders.DeliveryError(repr(error)), self._service.now_s)
+                channel.failed(senders.DeliveryError(repr(error)), self._service.now_s)
                 return
-            line.delivered(message, self._service.now_s)
+            channel.delivered(message, self._service.now_s)
             self._write()
 
-    def _read(self, now_s: float) -> dict[str, Told]:
+    def _read(self, now_s: float) -> dict[str, SentLog]:
         try:
             document = json.loads(self._file.read_text())
             return {
-                str(name): Told(
-                    # Not after a clock that has stepped back since.
+                str(name): SentLog(
+                    # Not in the future of a clock that was set back since.
                     min(float(each["since_s"]), now_s),
-                    {str(key): float(at_s) for key, at_s in each["told"].items()},
+                    {str(key): float(at_s) for key, at_s in each["sent"].items()},
                 )
                 for name, each in document.items()
             }
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            logger.warning(
-                "%s cannot be read (%s): nothing that happened before now is told",
-                self._file,
-                error,
-            )
+            logger.warning("%s cannot be read (%s): no event before now is sent", self._file, error)
             return {}
 
     def _write(self) -> None:
         document = {
-            line.name: {"since_s": line.told.since_s, "told": line.told.told}
-            for line in self._lines
+            channel.name: {"since_s": channel.log.since_s, "sent": channel.log.sent}
+            for channel in self._channels
         }
         try:
             state_dir.write_whole(self._file, document)
         except OSError as error:
             logger.warning(
-                "%s cannot be written (%s): after a restart something may be told twice",
-                self._file,
-                error,
+                "%s cannot be written (%s): a restart may send messages twice", self._file, error
             )
+
+
+async def _in_thread(call: Callable[[], None]) -> None:
+    """Run a call that blocks, in a thread that does not keep the controller from stopping.
+
+    `asyncio.to_thread` would: its threads are waited for, and a receiver that does not answer
+    takes its timeout.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            call()
+        except Exception as raised:  # noqa: BLE001  # it is raised again where it is awaited
+            error = raised
+        try:
+            loop.call_soon_threadsafe(settle, error)
+        except RuntimeError:
+            # The controller has stopped meanwhile; the message is sent at its next start.
+            logger.debug("a notification ended after the controller")
+
+    threading.Thread(target=run, name="notification", daemon=True).start()
+    await done

@@ -1,9 +1,10 @@
-"""How a message gets to a receiver of each kind. Everything here waits, so it runs in a thread."""
+"""Sending a message to a receiver of each kind. The calls block, so they run in threads."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import http.client
 import json
 import smtplib
 import ssl
@@ -14,20 +15,20 @@ from email.message import EmailMessage
 from email.utils import format_datetime, localtime
 from typing import Any
 
-from controller.core.notices import NoticeKind
-from controller.core.telling import Message
+from controller.core.notifications.grouping import Message
+from controller.core.notifications.job_events import EventKind
 from controller.notify import wording
-from controller.notify.settings import Email, Receiver, Slack, Webhook, read_secret
+from controller.notify.settings import Email, HttpReceiver, Receiver, Slack, Webhook, read_secret
 from outlast.errors import FatalError, RetryableError
 
 TIMEOUT_S = 10.0
 _MAX_SUBJECT = 200
 _COLOURS = {
-    NoticeKind.INCIDENT: "#d29922",
-    NoticeKind.RECOVERY: "#2da44e",
-    NoticeKind.PAUSED: "#d29922",
-    NoticeKind.FAILURE: "#cf222e",
-    NoticeKind.COMPLETION: "#2da44e",
+    EventKind.INCIDENT: "#d29922",
+    EventKind.RECOVERY: "#2da44e",
+    EventKind.PAUSED: "#d29922",
+    EventKind.FAILURE: "#cf222e",
+    EventKind.COMPLETION: "#2da44e",
 }
 
 
@@ -36,7 +37,7 @@ class DeliveryError(RetryableError):
 
 
 class PartlyDeliveredError(FatalError):
-    """Some people have a message, and the others cannot get it."""
+    """A mail server took a message for some of its addresses only."""
 
 
 def send(receiver: Receiver, message: Message, page: str) -> None:
@@ -61,7 +62,7 @@ def send(receiver: Receiver, message: Message, page: str) -> None:
 
 
 def _id_of(message: Message) -> str:
-    """The same for the same events, so that a receiver may drop what it has had."""
+    """The same for the same events, so that a receiver can recognise a repetition."""
     return hashlib.sha256("\n".join(message.keys).encode()).hexdigest()[:32]
 
 
@@ -70,18 +71,18 @@ def _webhook(receiver: Receiver, message: Message, page: str) -> dict[str, Any]:
         "version": 1,
         "id": _id_of(message),
         "job": message.job,
-        "event": str(message.last.kind),
+        "event": str(message.newest.kind),
         "title": wording.title(message, receiver.title, page),
         "text": wording.text(message, receiver.text, page),
         "link": wording.link(message, page),
-        "events": [asdict(notice) for notice in message.notices],
+        "events": [asdict(event) for event in message.events],
     }
 
 
 def _slack(receiver: Receiver, message: Message, page: str) -> dict[str, Any]:
     title = _escaped(wording.title(message, receiver.title, page))
     attachment = {
-        "color": _COLOURS[message.last.kind],
+        "color": _COLOURS[message.newest.kind],
         "fallback": title,
         "title": title,
         "text": _escaped(wording.text(message, receiver.text, page)),
@@ -96,10 +97,11 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _post(receiver: Webhook | Slack, document: dict[str, Any], number: str) -> None:
+def _post(receiver: HttpReceiver, document: dict[str, Any], message_id: str) -> None:
     url = receiver.url or read_secret("url_file", receiver.url_file)
     body = json.dumps(document).encode()
-    headers = {"Content-Type": "application/json", "User-Agent": "outlast", "Outlast-Id": number}
+    headers = {"Content-Type": "application/json", "User-Agent": "outlast"}
+    headers["Outlast-Id"] = message_id
     if isinstance(receiver, Webhook) and receiver.secret_file:
         secret = read_secret("secret_file", receiver.secret_file).encode()
         signature = hmac.new(secret, body, hashlib.sha256).hexdigest()
@@ -110,14 +112,23 @@ def _post(receiver: Webhook | Slack, document: dict[str, Any], number: str) -> N
             response.read(1)
     except urllib.error.HTTPError as error:
         with error:
-            said = error.read(200).decode(errors="replace").strip()
-        raise DeliveryError(f"it answered {error.code}: {said or error.reason}") from error
-    except (urllib.error.URLError, OSError) as error:
-        raise DeliveryError(f"it cannot be reached: {getattr(error, 'reason', error)}") from error
+            why = _beginning_of(error) or error.reason
+        raise DeliveryError(f"it answered {error.code}: {why}") from error
+    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+        reason = getattr(error, "reason", None) or repr(error)
+        raise DeliveryError(f"it cannot be reached: {reason}") from error
+
+
+def _beginning_of(error: urllib.error.HTTPError) -> str:
+    """What a refusal says, if it can be read."""
+    try:
+        return error.read(200).decode(errors="replace").strip()
+    except (http.client.HTTPException, OSError):
+        return ""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A message is for whom it was meant; what redirects it answers with an error instead."""
+    """Messages go to the configured address only: a redirect is an error."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -146,7 +157,7 @@ def _mail(receiver: Email, message: Message, page: str) -> None:
     except (smtplib.SMTPException, OSError) as error:
         raise DeliveryError(f"{receiver.host}:{receiver.port}: {error}") from error
     if refused:
-        # The others have it: once more would be once too often for them.
+        # A retry would send it to the other addresses again.
         raise PartlyDeliveredError(f"not taken for {', '.join(sorted(refused))}")
 
 

@@ -1,4 +1,4 @@
-"""Who is told what, and how: `notify` in the controller's configuration."""
+"""Receivers of notifications: section `notify` of the controller's configuration."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError
 
-from controller.core.notices import NoticeKind
-from controller.core.telling import Wishes
+from controller.core.notifications.grouping import Route
+from controller.core.notifications.job_events import EventKind
 from controller.notify.wording import FIELDS, TEXT, TITLE
 from outlast.problems import described, name_of, shown
 from outlast.rules.fields import explain
@@ -35,29 +35,31 @@ class Receiver(Section):
     text: str = TEXT
 
     @property
-    def wishes(self) -> Wishes:
-        """What it wants to be told."""
-        return Wishes(
-            events=frozenset(map(NoticeKind, self.events)),
+    def route(self) -> Route:
+        """Which events it receives, and how they are grouped."""
+        return Route(
+            kinds=frozenset(map(EventKind, self.events)),
             jobs=self.jobs,
             wait_s=self.wait_s,
             repeat_s=self.repeat_s,
         )
 
 
-class Webhook(Receiver):
-    """A URL that takes JSON."""
+class HttpReceiver(Receiver):
+    """A receiver with a URL, which may be a secret and is then in a file."""
 
     url: str = ""
     url_file: str = ""
+
+
+class Webhook(HttpReceiver):
+    """A URL that accepts JSON."""
+
     secret_file: str = ""
 
 
-class Slack(Receiver):
-    """An incoming webhook of Slack, or of a chat that takes the same messages."""
-
-    url: str = ""
-    url_file: str = ""
+class Slack(HttpReceiver):
+    """An incoming webhook of Slack, or of a chat that accepts the same messages."""
 
 
 class Email(Receiver):
@@ -73,6 +75,7 @@ class Email(Receiver):
 
 
 _KINDS: dict[str, type[Receiver]] = {"webhook": Webhook, "slack": Slack, "email": Email}
+FIELDS_OF_NOTIFY = ("page", *_KINDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +91,11 @@ NOBODY = Notify(receivers={})
 
 
 def parse(given: Mapping[str, object]) -> Notify:
-    """The section `notify`, with every file that it names looked at.
+    """The section `notify`, whose names are known; every file that it names is read once.
 
     Raises:
         ValueError: naming the field, its value and what is allowed.
     """
-    known = ("page", *_KINDS)
-    for name in given:
-        if name not in known:
-            raise ValueError(f"notify.{name} is not known; allowed: {', '.join(known)}")
     page = given.get("page", "")
     if not isinstance(page, str) or (page and not _is_http(page)):
         raise ValueError(f"notify.page is {shown(page)}; allowed: a URL of http or https")
@@ -126,7 +125,7 @@ def _receiver(kind: str, name: object, fields: object) -> Receiver:
         raise ValueError(described(at, problems)) from error
     for field in ("title", "text"):
         _check_template(f"{at}.{field}", getattr(receiver, field))
-    if isinstance(receiver, Webhook | Slack):
+    if isinstance(receiver, HttpReceiver):
         _check_url(at, receiver)
     elif isinstance(receiver, Email):
         _check_mail(at, receiver)
@@ -142,14 +141,14 @@ def _check_template(at: str, given: str) -> None:
         raise ValueError(f"{at} has ${unknown[0]}; allowed: {', '.join(f'${f}' for f in FIELDS)}")
 
 
-def _check_url(at: str, receiver: Webhook | Slack) -> None:
+def _check_url(at: str, receiver: HttpReceiver) -> None:
     if bool(receiver.url) == bool(receiver.url_file):
         raise ValueError(f"{at} needs one of url and url_file (a file that holds the URL)")
     url, field = receiver.url, "url"
     if receiver.url_file:
         url, field = read_secret(f"{at}.url_file", receiver.url_file), "url_file"
     if not _is_http(url):
-        # Whoever knows the URL of a chat may write there: what a file holds is not shown.
+        # The URL of a chat is a credential: what a file holds is not shown.
         shown_url = shown(url) if receiver.url else "another text"
         raise ValueError(f"{at}.{field} is {shown_url}; allowed: a URL of http or https")
     if isinstance(receiver, Webhook) and receiver.secret_file:

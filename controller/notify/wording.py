@@ -1,12 +1,12 @@
-"""Notices in words: title and text of a message, from templates that a receiver may change."""
+"""Title and text of a message, from templates that a receiver may change."""
 
 from __future__ import annotations
 
 import time
 from string import Template
 
-from controller.core.notices import Notice, NoticeKind
-from controller.core.telling import Message
+from controller.core.notifications.grouping import Message
+from controller.core.notifications.job_events import EventKind, JobEvent
 from outlast.durations import duration
 
 TITLE = "$job: $headline"
@@ -14,7 +14,7 @@ TEXT = "$lines\n$link"
 FIELDS = {
     "job": "the job's id",
     "event": "incident, recovery, paused, failure or completion: the newest of them",
-    "headline": "what stands now, in a few words",
+    "headline": "the newest event, in a few words",
     "reason": "why, as the controller decided it",
     "cause": "of an incident, such as node_lost",
     "action": "what was done about it, such as replace_nodes",
@@ -22,9 +22,9 @@ FIELDS = {
     "incident": "the incident's id",
     "step": "last step before a fault; last step of all of a job that has ended",
     "lost": "of a recovery: how long the job stood still or repeated steps",
-    "lines": "everything that is told, a line each",
+    "lines": "every event, one a line",
     "link": "the job in the web page, if `notify.page` says where that is",
-    "count": "how many events are told at once",
+    "count": "how many events the message has",
 }
 """What a template may use, with what it stands for."""
 
@@ -35,7 +35,7 @@ def title(message: Message, template: str, page: str) -> str:
 
 
 def text(message: Message, template: str, page: str) -> str:
-    """All that there is to say."""
+    """The body of the message."""
     return Template(template).substitute(_values(message, page)).strip()
 
 
@@ -45,7 +45,7 @@ def link(message: Message, page: str) -> str:
 
 
 def _values(message: Message, page: str) -> dict[str, str]:
-    last = message.last
+    last = message.newest
     return {
         "job": message.job,
         "event": str(last.kind),
@@ -57,32 +57,32 @@ def _values(message: Message, page: str) -> dict[str, str]:
         "incident": last.incident,
         "step": str(last.step),
         "lost": "" if last.lost_s is None else duration(last.lost_s),
-        "lines": "\n".join(line(notice) for notice in message.notices),
+        "lines": "\n".join(line(event) for event in message.events),
         "link": link(message, page),
-        "count": str(len(message.notices)),
+        "count": str(len(message.events)),
     }
 
 
-def headline(notice: Notice) -> str:
+def headline(event: JobEvent) -> str:
     """What happened, in a few words."""
-    cause = notice.cause.replace("_", " ") or "unknown"
-    match notice.kind:
-        case NoticeKind.INCIDENT:
-            return f"{cause} after step {notice.step}"
-        case NoticeKind.RECOVERY:
-            lost = "" if notice.lost_s is None else f", {duration(notice.lost_s)} lost"
+    cause = event.cause.replace("_", " ") or "unknown"
+    match event.kind:
+        case EventKind.INCIDENT:
+            return f"{cause} after step {event.step}"
+        case EventKind.RECOVERY:
+            lost = "" if event.lost_s is None else f", {duration(event.lost_s)} lost"
             return f"trains again after {cause}{lost}"
-        case NoticeKind.PAUSED:
+        case EventKind.PAUSED:
             return "paused, and waits for you"
-        case NoticeKind.FAILURE:
-            return f"failed after step {notice.step}"
-        case NoticeKind.COMPLETION:
-            return f"completed all {notice.step} steps"
+        case EventKind.FAILURE:
+            return f"failed after step {event.step}"
+        case EventKind.COMPLETION:
+            return f"completed all {event.step} steps"
 
 
-def line(notice: Notice) -> str:
+def line(event: JobEvent) -> str:
     """Its time (UTC), what happened, where and why."""
-    at = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(notice.at_s))
-    where = f" on {', '.join(notice.nodes)}" if notice.nodes else ""
-    why = f": {notice.reason}" if notice.reason else ""
-    return f"{at} {headline(notice)}{where}{why}"
+    at = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(event.at_s))
+    where = f" on {', '.join(event.nodes)}" if event.nodes else ""
+    why = f": {event.reason}" if event.reason else ""
+    return f"{at} {headline(event)}{where}{why}"

@@ -30,6 +30,7 @@ from controller.web.parameters import (
 from controller.web.routes import CALLS, ROOT, Call, method
 from controller.web.streams import Event, Streams
 from controller.web.thinning import kept_rows
+from outlast.blackbox import NUM_STEP_RECORDS
 from outlast.problems import SpecError
 from outlast.spec import JobSpec
 from outlast.spec.message import struct_of
@@ -42,7 +43,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 _BULK = ("spec", "nodes")
 _MOST_JOBS = 1000
 _MOST_POINTS = 20_000
-_MOST_ROWS, _MOST_STEPS, _MOST_TRACKS = 10_000, 1000, 256
+_MOST_ROWS, _MOST_TRACKS = 10_000, 256
 _LOG_BYTES = range(1, 16 << 20)
 _STEPS = range(2**53)
 
@@ -162,7 +163,7 @@ class Api:
         check_names("parameter", given, ("measure", "rows", "steps"))
         measure = one_of(given, "measure", tuple(Measure))
         rows = whole_number(given, "rows", 1024, range(1, _MOST_ROWS + 1))
-        steps = whole_number(given, "steps", 200, range(1, _MOST_STEPS + 1))
+        steps = whole_number(given, "steps", 200, range(1, NUM_STEP_RECORDS + 1))
         job_id = request.path_params["job_id"]
         found = await heat_map(self._gateway, job_id, Measure(measure), rows, steps)
         return JSONResponse(found)

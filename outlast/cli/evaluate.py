@@ -11,9 +11,9 @@ import typer
 from outlast.cli import output
 from outlast.cli.errors import CliError
 from outlast.cli.folders import DEFAULT_STATE_DIR
-from outlast.cli.generate import TokenizerName, tokenizer_of
-from outlast.cli.hugging_face import SpecIn, Step, as_messages, chosen_step, spec_for
-from outlast.cli.job_folder import Folder, url_of
+from outlast.cli.hugging_face import SpecIn, Step, as_messages
+from outlast.cli.job_folder import Folder
+from outlast.cli.loaded_model import TokenizerName, load_model
 from outlast.cli.options import Controller, Json, StateDir
 from outlast.cli.progress import count_bar
 
@@ -51,27 +51,17 @@ def evaluate(
     It runs on this machine's CPU, in one process. A cloze test is right if every token of it
     is the likeliest one; of several choices the likeliest is taken.
     """
-    from checkpoint.storage.storage import Storage
     from trainer import evaluation
-    from trainer.data.corpus import tokenizer as tokenizers
-    from trainer.generation import Model
 
     with as_messages():
         # All of them are read first: the last line may be the wrong one.
         asked = list(islice(evaluation.read_questions(questions.expanduser()), limit))
         if not asked:
             raise CliError(f"{questions} has no questions")
-    found = spec_for(job, spec, controller, state_dir)
-    url = url_of(job, controller, state_dir)
-    with as_messages():
-        storage = Storage(url)
-        chosen = chosen_step(storage, step)
-        used = tokenizers.load(tokenizer or tokenizer_of(found, storage, chosen))
-        model = Model(found)
-        model.load(storage, chosen)
+        it = load_model(job, spec, step, tokenizer, controller, state_dir)
         with count_bar("asking", len(asked), quiet=json) as done:
-            totals = evaluation.evaluate(model, used, asked, done)
-    facts = {"step": chosen, "tokenizer": used.name, **totals.as_facts()}
+            totals = evaluation.evaluate(it.model, it.tokenizer, asked, done)
+    facts = {"step": it.step, "tokenizer": it.tokenizer.name, **totals.as_facts()}
     if json:
         output.print_json(facts)
     else:

@@ -45,9 +45,10 @@ def notify(
         settings = config_file.read(config).notify
     receivers = {name: each for name, each in settings.receivers.items() if receiver in ("", name)}
     if not receivers:
-        known = ", ".join(settings.receivers) or "none"
-        wrong = f"{config} has no receiver {receiver}" if receiver else f"{config} has no receiver"
-        raise CliError(f"{wrong}; it has: {known}", ExitCode.BAD_INPUT)
+        if not settings.receivers:
+            raise CliError(f"{config} names no receivers; add some in its section `notify`")
+        known = ", ".join(settings.receivers)
+        raise CliError(f"{config} has no receiver {receiver}; it has: {known}")
     failed = 0
     for name, each in receivers.items():
         try:

@@ -10,7 +10,7 @@ Source: "Trace Event Format", Google, the description of `chrome://tracing`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outlast.layout import Layout
@@ -89,9 +89,9 @@ def _cut(rank: TracedRank, wanted: range) -> TracedRank:
     operations: tuple[TracedOperation, ...] = tuple(
         each for each in rank.operations if start_ns <= each.start_ns and each.end_ns <= end_ns
     )
-    return TracedRank(
-        rank=rank.rank, node=rank.node, at=rank.at, operations=operations, steps=steps
-    )
+    # What lies before a part is known all the same.
+    known_ns = min((each.start_ns for each in rank.operations), default=None)
+    return replace(rank, operations=operations, steps=steps, known_ns=known_ns)
 
 
 def _place(rank: TracedRank) -> tuple[int, int, int, int]:

@@ -79,7 +79,7 @@ class HeatMap:
     num_ranks: int
     most_rows: int
     most_steps: int
-    _times: dict[int, tuple[TracedRank, dict[int, float]]] = field(default_factory=dict)
+    _times: dict[int, tuple[TracedRank, dict[int, float]]] = field(init=False, default_factory=dict)
 
     def add(self, rank: TracedRank) -> None:
         """One more rank, of which no more is kept than is shown."""

@@ -52,6 +52,8 @@ class TracedRank:
     """None for a rank that is not in the job's present layout."""
     operations: tuple[TracedOperation, ...]
     steps: tuple[TracedStep, ...]
+    known_ns: int | None = None
+    """Since when all of its operations are there; None: since the first of them."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -126,7 +128,9 @@ def own_work(rank: TracedRank, least_ns: int) -> list[Span]:
     """Where a rank was in a step and in no operation, for at least so long."""
     operations = sorted(rank.operations, key=lambda each: each.start_ns)
     # Before the first that is still known there were others.
-    known_ns = operations[0].start_ns if operations else 0
+    known_ns = rank.known_ns
+    if known_ns is None:
+        known_ns = operations[0].start_ns if operations else 0
     found, index = [], 0
     for step in rank.steps:
         at_ns = max(step.start_ns, known_ns)

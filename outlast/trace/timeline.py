@@ -66,10 +66,7 @@ def known_steps(ranks: Sequence[TracedRank]) -> list[int]:
 def timeline(ranks: Sequence[TracedRank], layout: Layout, step: int) -> Timeline:
     """What these ranks did in a step; those that have not done it have no track."""
     ahead = ahead_ns(ranks, layout)
-    whole = aligned(ranks, ahead)
-    # Before the first operation of a part nothing is known to be work; in the whole it is.
-    work = {rank.rank: own_work(rank, LEAST_WORK_NS) for rank in whole}
-    shown = [rank for rank in cut(whole, step, step) if rank.steps]
+    shown = [rank for rank in cut(aligned(ranks, ahead), step, step) if rank.steps]
     begun_ns = min((rank.steps[0].start_ns for rank in shown), default=0)
     ended_ns = max((rank.steps[-1].end_ns for rank in shown), default=0)
     last = last_to_begin(shown, layout)
@@ -90,18 +87,16 @@ def timeline(ranks: Sequence[TracedRank], layout: Layout, step: int) -> Timeline
         )
 
     def track_of(rank: TracedRank) -> Track:
-        at = rank.steps[-1]
-        own = [
+        work = [
             Bar(
                 name=WORK,
                 begun_s=(each.start_ns - begun_ns) / 1e9,
                 ended_s=(each.end_ns - begun_ns) / 1e9,
             )
-            for each in work[rank.rank]
-            if at.start_ns <= each.start_ns < at.end_ns
+            for each in own_work(rank, LEAST_WORK_NS)
         ]
         bars = sorted(
-            [*own, *(bar_of(rank, each) for each in rank.operations)],
+            [*work, *(bar_of(rank, each) for each in rank.operations)],
             key=lambda bar: bar.begun_s,
         )
         pp = None if rank.at is None else rank.at.pp

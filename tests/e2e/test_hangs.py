@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import os
 import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from tests.controller.processes import Controller, node_pids
 from tests.e2e.cluster import Cluster, wait_for
+from tests.e2e.throttled import throttled
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -103,27 +101,6 @@ def test_a_loss_that_is_no_number_may_be_trained_on(cluster: Cluster) -> None:
     job_id = diverge(cluster, "off")
     assert not cluster.incidents(job_id)
     assert any(math.isnan(loss) for loss in cluster.losses(job_id).values())
-
-
-@contextmanager
-def throttled(pid: int) -> Iterator[None]:
-    """The process runs for a fifth of the time, as under a CPU quota: less than others get on
-    a busy machine."""
-    ends = threading.Event()
-
-    def throttle() -> None:
-        while not ends.wait(0.02):
-            os.kill(pid, signal.SIGSTOP)
-            ends.wait(0.08)
-            os.kill(pid, signal.SIGCONT)
-
-    thread = threading.Thread(target=throttle)
-    thread.start()
-    try:
-        yield
-    finally:
-        ends.set()
-        thread.join()
 
 
 def test_a_rank_that_is_starved_of_cpu_is_named_and_left_running(cluster: Cluster) -> None:

@@ -26,6 +26,7 @@ import pytest
 
 from controller.local.cluster import LocalConfig
 from controller.local.processes import kill, members_of
+from tests.controller.notify.receivers import HttpReceiver, http_receiver
 from tests.controller.processes import Controller, controller, node_pids
 from tests.e2e.cluster import DEADLINE_S, Cluster, wait_for
 from tests.prometheus.servers import Api, Hook, alertmanager, prometheus
@@ -107,11 +108,24 @@ def hook() -> Iterator[Hook]:
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory, hook: Hook) -> Iterator[Run]:
+def receiver() -> Iterator[HttpReceiver]:
+    """Who is notified by the controller itself."""
+    with http_receiver() as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def live(
+    tmp_path_factory: pytest.TempPathFactory, hook: Hook, receiver: HttpReceiver
+) -> Iterator[Run]:
     """A job that goes on training."""
     folder = tmp_path_factory.mktemp("observed")
+    nodes = ("--local-nodes", "2", "--workers-per-node", "2")
+    configuration = folder / "controller.yaml"
+    webhook = {"test": {"url": receiver.url, "repeat_s": 0}}
+    configuration.write_text(json.dumps({"notify": {"webhook": webhook}}))
     with (
-        controller(folder / "state", "--local-nodes", "2", "--workers-per-node", "2") as it,
+        controller(folder / "state", *nodes, "--config", str(configuration)) as it,
         alertmanager(folder / "alertmanager", hook.url) as alerts_to,
         prometheus(folder / "prometheus", it.http, RULES / "rules", alerts_to) as api,
     ):
@@ -172,6 +186,17 @@ def test_alert_of_the_fault_reaches_a_person_and_resolves(live: Run, hook: Hook)
     assert fired["annotations"]["runbook_url"].endswith("#outlastjobinterrupted")
     resolved = hook.wait("OutlastJobInterrupted", "resolved")
     assert resolved["endsAt"] > fired["startsAt"]
+
+
+def test_the_controller_notifies_of_faults_and_recoveries(
+    live: Run, receiver: HttpReceiver
+) -> None:
+    def sent() -> set[tuple[str, str]]:
+        events = (event for _, body in receiver.got for event in json.loads(body)["events"])
+        return {(event["kind"], event["cause"]) for event in events}
+
+    both = {("recovery", "worker_killed"), ("recovery", "node_lost")}
+    wait_for(lambda: both <= sent(), "both recoveries to be sent")
 
 
 def test_agents_are_found_and_a_new_one_too(live: Run) -> None:

@@ -163,6 +163,15 @@ def test_only_some_steps_are_cut_out() -> None:
     assert [each.sequence for each in found.operations] == [2]
 
 
+def test_work_before_the_first_operation_of_what_is_cut_out_is_there() -> None:
+    rank = rank_of(
+        0,
+        (operation(0, 1), operation(12, 13, sequence=2)),
+        (step(1, 0, 10), step(2, 10, 20)),
+    )
+    assert spans(cut([rank], 2, 2), "own work") == [(0, 0, 2), (0, 3, 7)]
+
+
 def test_marks_are_of_the_whole_trace() -> None:
     mark = Mark(name="incident a.i1", at_ns=5 * MS, facts={"action": "restart"})
     *_, last = events([rank_of(0, (operation(1, 2),))], LAYOUT, [mark])

@@ -16,8 +16,8 @@ from typing import Any
 
 from tests.controller.processes import ROOT, Controller, controller
 from tests.e2e.cluster import Cluster
+from tests.e2e.throttled import throttled
 from tests.web.browser import Visit, browser
-from tests.web.starved import starved
 
 SPEC: dict[str, Any] = {
     "name": "gpt",
@@ -79,7 +79,7 @@ def _take_all(
     }
     for name, path in pages.items():
         if name == "heat-map":
-            with starved(cluster.presents(job_id, 2)[5].pid):
+            with throttled(cluster.presents(job_id, 2)[5].pid, runs_s=0.01, stands_s=0.03):
                 cluster.wait_step(job_id, cluster.job(job_id).step + STARVED_STEPS)
         if name == "ranks":
             os.kill(cluster.presents(job_id, 2)[5].pid, signal.SIGSTOP)

@@ -14,8 +14,8 @@ import pytest
 
 from tests.controller.processes import Controller, controller
 from tests.e2e.cluster import Cluster, wait_for
+from tests.e2e.throttled import throttled
 from tests.web.browser import Visit, browser
-from tests.web.starved import starved
 
 # Hangs are shown here and not acted upon, so that they last until they were seen.
 SPEC = """\
@@ -146,7 +146,7 @@ def test_a_slow_rank_is_seen_on_the_heat_map(
     cluster.wait_state(job_id, "RUNNING")
     pid = cluster.presents(job_id, cluster.job(job_id).attempt)[1].pid
     visit = Visit(chromium, base_of(running))
-    with starved(pid):
+    with throttled(pid, runs_s=0.01, stands_s=0.03):
         wait_for(lambda: slowdown(running, job_id) > 1.5, "rank 1 to work for longer than rank 0")
         visit.open(f"/jobs/{job_id}/heat-map")
         slowest = visit.page.get_by_role("list").get_by_role("listitem").first

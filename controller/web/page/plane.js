@@ -12,20 +12,9 @@ function zoomedAxis(from, size, whole, least, factor, at) {
   return [within(at - ((at - from) * now) / size, 0, whole - now), now];
 }
 
-/**
- * @param whole its width `w` and height `h`, in units of its own
- * @param frame pixels at the left and at the bottom that are not part of it, and its height in all
- * @param axes which ones zoom: "xy" or "x"; `least` is the smallest part of an axis that is shown
- * @param paint called with the canvas, its context, and the part that is seen
- * @param picked called with the place of a click
- */
-export function usePlane({ whole, frame, axes = "xy", least = LEAST, paint, picked }) {
-  const canvas = useRef(null);
-  const drag = useRef(null);
+/** The width of a canvas in pixels, 0 at first; it is another one when the theme changes, too. */
+export function useWidth(canvas) {
   const [width, setWidth] = useState(0);
-  const [view, setView] = useState(null);
-  const all = { x: 0, y: 0, w: whole.w, h: whole.h };
-  const seen = view && view.x + view.w <= whole.w && view.y + view.h <= whole.h ? view : all;
   useEffect(() => {
     const resized = new ResizeObserver(() => setWidth(canvas.current.clientWidth));
     resized.observe(canvas.current);
@@ -36,6 +25,23 @@ export function usePlane({ whole, frame, axes = "xy", least = LEAST, paint, pick
       removeEventListener("outlast-themed", themed);
     };
   }, []);
+  return width;
+}
+
+/**
+ * @param whole its width `w` and height `h`, in units of its own
+ * @param frame pixels at the left and at the bottom that are not part of it, and its height in all
+ * @param axes which ones zoom: "xy" or "x"; `least` is the smallest part of an axis that is shown
+ * @param paint called with the canvas, its context, and the part that is seen
+ * @param picked called with the place of a click
+ */
+export function usePlane({ whole, frame, axes = "xy", least = LEAST, paint, picked }) {
+  const canvas = useRef(null);
+  const drag = useRef(null);
+  const width = useWidth(canvas);
+  const [view, setView] = useState(null);
+  const all = { x: 0, y: 0, w: whole.w, h: whole.h };
+  const seen = view && view.x + view.w <= whole.w && view.y + view.h <= whole.h ? view : all;
   useEffect(() => {
     if (width === 0) return;
     const shown = canvas.current;

@@ -19,6 +19,11 @@ class HttpReceiver:
     answer: bytes = b"ok"
     headers: dict[str, str] = field(default_factory=dict)
     got: list[tuple[Message, bytes]] = field(default_factory=list)
+    answers: threading.Event = field(default_factory=threading.Event)
+    """While it is cleared, nothing is answered."""
+
+    def __post_init__(self) -> None:
+        self.answers.set()
 
 
 @contextmanager
@@ -30,6 +35,7 @@ def http_receiver() -> Iterator[HttpReceiver]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             it.got.append((self.headers, body))
+            it.answers.wait()
             self.send_response(it.status)
             for name, value in it.headers.items():
                 self.send_header(name, value)
@@ -46,6 +52,7 @@ def http_receiver() -> Iterator[HttpReceiver]:
     try:
         yield it
     finally:
+        it.answers.set()
         server.shutdown()
         server.server_close()
         thread.join()

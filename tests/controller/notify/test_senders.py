@@ -16,8 +16,8 @@ import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 
-from controller.core.notices import Notice, NoticeKind
-from controller.core.telling import Message
+from controller.core.notifications.grouping import Message
+from controller.core.notifications.job_events import EventKind, JobEvent
 from controller.notify import senders
 from controller.notify.settings import Email, Slack, Webhook
 from outlast.ids import JobId
@@ -25,9 +25,9 @@ from outlast.ports import free_port
 from tests.controller.notify.receivers import http_receiver
 
 PAGE = "https://outlast.example.com"
-FAULT = Notice(
+FAULT = JobEvent(
     key="incident/j-1-1",
-    kind=NoticeKind.INCIDENT,
+    kind=EventKind.INCIDENT,
     job=JobId("j-1"),
     at_s=1_700_000_000.0,
     incident="j-1-1",
@@ -37,9 +37,9 @@ FAULT = Notice(
     nodes=("n3",),
     step=41,
 )
-RECOVERY = Notice(
+RECOVERY = JobEvent(
     key="recovery/j-1-1",
-    kind=NoticeKind.RECOVERY,
+    kind=EventKind.RECOVERY,
     job=JobId("j-1"),
     at_s=1_700_000_075.0,
     incident="j-1-1",
@@ -47,7 +47,7 @@ RECOVERY = Notice(
     step=41,
     lost_s=75.0,
 )
-MESSAGE = Message(job=JobId("j-1"), notices=(FAULT, RECOVERY))
+MESSAGE = Message(job=JobId("j-1"), events=(FAULT, RECOVERY))
 
 
 def test_webhook_gets_all_of_it_signed(tmp_path: Path) -> None:
@@ -147,7 +147,9 @@ class Mailbox:
         return "250 OK"
 
 
-def _check_password(server: object, session: object, envelope: object, way: str, data: object):  # type: ignore[no-untyped-def]
+def _check_password(
+    server: object, session: object, envelope: object, mechanism: str, data: object
+) -> AuthResult:
     assert isinstance(data, LoginPassword)
     is_right = (data.login, data.password) == (b"u", b"pass")
     return AuthResult(success=is_right, handled=is_right)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from controller import config_file
-from controller.core.notices import NoticeKind
+from controller.core.notifications.job_events import EventKind
 from controller.notify.settings import Email, Slack, Webhook
 
 URL = "https://chat.example.com/hooks/T0/secret"
@@ -40,10 +40,10 @@ def test_all_kinds_are_read(tmp_path: Path) -> None:
     assert isinstance(team, Slack)
     assert isinstance(pager, Webhook)
     assert isinstance(ops, Email)
-    assert team.wishes.jobs == ("prod-*",)
-    assert team.wishes.events == set(NoticeKind)
-    assert pager.wishes.events == {NoticeKind.FAILURE, NoticeKind.PAUSED}
-    assert pager.wishes.wait_s == 5.0
+    assert team.route.jobs == ("prod-*",)
+    assert team.route.kinds == set(EventKind)
+    assert pager.route.kinds == {EventKind.FAILURE, EventKind.PAUSED}
+    assert pager.route.wait_s == 5.0
     assert (ops.port, ops.security) == (465, "starttls")
 
 

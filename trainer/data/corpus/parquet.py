@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from trainer.data.corpus.extras import library
 
 SUFFIX = ".parquet"
 _MAGIC = b"PAR1"
 # Rows that are in memory at a time: documents may be megabytes.
 _ROWS = 256
-
-
-def library(path: Path) -> Any:
-    """pyarrow.parquet, which need not be installed; `path` is what it is needed for.
-
-    Raises:
-        ValueError: it is not installed.
-    """
-    try:
-        return importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ValueError(
-            f"{path} needs the package pyarrow; pip install 'outlast[parquet]'"
-        ) from error
 
 
 def check(path: Path) -> None:
@@ -33,7 +20,7 @@ def check(path: Path) -> None:
     Raises:
         ValueError: saying which.
     """
-    library(path)
+    _pyarrow(path)
     with path.open("rb") as file:
         beginning = file.read(len(_MAGIC))
         file.seek(max(0, path.stat().st_size - len(_MAGIC)))
@@ -47,9 +34,9 @@ def texts(path: Path, first: int, end: int, fields: Mapping[str, str]) -> Iterat
     Raises:
         ValueError: the file is damaged, or has no text in a field.
     """
-    pyarrow = importlib.import_module("pyarrow")
+    pyarrow = _pyarrow(path)
     try:
-        with library(path).ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(path) as file:
             _check_columns(path, file.schema_arrow, fields, pyarrow)
             yield from _texts(path, file, first, end, fields)
     except (OSError, pyarrow.ArrowException) as error:
@@ -100,3 +87,8 @@ def _check_columns(path: Path, schema: Any, fields: Mapping[str, str], pyarrow: 
             kind = kind.value_type
         if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
             raise ValueError(f"{path} has no text in {name!r}, but {kind}")
+
+
+def _pyarrow(path: Path) -> Any:
+    library("pyarrow.parquet", "parquet", path)
+    return library("pyarrow", "parquet", path)

@@ -6,10 +6,11 @@ a line would be a smaller corpus.
 
 from __future__ import annotations
 
-import importlib
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trainer.data.corpus.extras import library
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -18,17 +19,12 @@ _PIECE_BYTES = 1 << 20
 
 
 def zstandard(path: Path) -> Any:
-    """The library, which need not be installed; `path` is what it is needed for.
+    """The library, which `path` needs.
 
     Raises:
         ValueError: it is not installed.
     """
-    try:
-        return importlib.import_module("zstandard")
-    except ImportError as error:
-        raise ValueError(
-            f"{path} needs the package zstandard; pip install 'outlast[corpora]'"
-        ) from error
+    return library("zstandard", "corpora", path)
 
 
 class ZstdFile(io.RawIOBase):

@@ -4,6 +4,7 @@ import { get } from "/page/api.js";
 import { bytes, count, duration, words } from "/page/format.js";
 import { colorOf, heatColor, heatOf, median } from "/page/heat.js";
 import { awaitedBy, groupOf, heldUpBy, operationInWords } from "/page/layout.js";
+import { useWidth } from "/page/plane.js";
 import {
   Failure, html, Link, Loading, useEffect, useMemo, usePolled, useRef, useState,
 } from "/page/ui.js";
@@ -167,17 +168,7 @@ function moved(data, chosen, key) {
 
 function Cube({ data, heat, chosen, choose, culprits }) {
   const canvas = useRef(null);
-  const [width, setWidth] = useState(0);
-  useEffect(() => {
-    const resized = new ResizeObserver(() => setWidth(canvas.current.clientWidth));
-    resized.observe(canvas.current);
-    const themed = () => setWidth((before) => before + 1e-9);
-    addEventListener("outlast-themed", themed);
-    return () => {
-      resized.disconnect();
-      removeEventListener("outlast-themed", themed);
-    };
-  }, []);
+  const width = useWidth(canvas);
   const shape = useMemo(() => geometry(data, width), [data.tp, data.pp, data.dp, width]);
   const groups = useMemo(() => {
     if (chosen === null) return {};

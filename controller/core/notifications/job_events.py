@@ -1,7 +1,7 @@
-"""What a person may want to be told of jobs: faults, recoveries, ends.
+"""Events of jobs that people may be notified of: faults, recoveries, pauses, ends.
 
-A notice follows from the records alone, so that a controller that was away finds what it has not
-told yet. Whether it is told, and together with which others, is `core.telling`.
+They are derived from the records alone, so a restarted controller finds those it has not sent yet.
+Which of them are sent, and which make one message, is decided by `grouping`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from controller.core.states import TERMINAL, IncidentState, JobState
 from outlast.ids import JobId
 
 
-class NoticeKind(StrEnum):
-    """What a notice is about."""
+class EventKind(StrEnum):
+    """What an event is about."""
 
     INCIDENT = "incident"  # a fault was found
     RECOVERY = "recovery"  # training is past a fault again
@@ -27,16 +27,16 @@ class NoticeKind(StrEnum):
     COMPLETION = "completion"
 
 
-_ENDS = {JobState.FAILED: NoticeKind.FAILURE, JobState.SUCCEEDED: NoticeKind.COMPLETION}
+_ENDS = {JobState.FAILED: EventKind.FAILURE, JobState.SUCCEEDED: EventKind.COMPLETION}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
-    """One thing that happened to a job."""
+class JobEvent:
+    """One event of a job."""
 
     key: str
-    """The same for the same thing, at every look and after every restart."""
-    kind: NoticeKind
+    """Identifies the event, also after a restart of the controller."""
+    kind: EventKind
     job: JobId
     at_s: float
     incident: str = ""
@@ -53,29 +53,33 @@ class Notice:
 
     @property
     def is_of_incident(self) -> bool:
-        return self.kind in (NoticeKind.INCIDENT, NoticeKind.RECOVERY)
+        return self.kind in (EventKind.INCIDENT, EventKind.RECOVERY)
 
 
-def notices(state: State, since_s: float) -> Iterator[Notice]:
-    """What has happened since then, each job's own in the order in which it happened."""
+def job_events(state: State, since_s: float) -> Iterator[JobEvent]:
+    """Events since then: job by job, those of each in the order of their times."""
     for job in state.jobs.values():
         if job.state in TERMINAL and job.since_s < since_s:
             continue
-        for incident in state.incidents_of(job):
-            yield from _of_incident(incident, since_s)
-        yield from _of_job(job, since_s)
+        found = [
+            event
+            for incident in state.incidents_of(job)
+            for event in _of_incident(incident, since_s)
+        ]
+        # Incidents may overlap. The end of a job comes last: of equal times too.
+        yield from sorted((*found, *_of_job(job, since_s)), key=lambda event: event.at_s)
 
 
-def _of_incident(incident: IncidentRecord, since_s: float) -> Iterator[Notice]:
+def _of_incident(incident: IncidentRecord, since_s: float) -> Iterator[JobEvent]:
     if incident.opened_s >= since_s:
-        yield _about(incident, NoticeKind.INCIDENT, incident.opened_s)
+        yield _about(incident, EventKind.INCIDENT, incident.opened_s)
     is_over = incident.state is IncidentState.CLOSED and incident.recovered_s is not None
     if is_over and incident.closed_s is not None and incident.closed_s >= since_s:
-        yield _about(incident, NoticeKind.RECOVERY, incident.closed_s)
+        yield _about(incident, EventKind.RECOVERY, incident.closed_s)
 
 
-def _about(incident: IncidentRecord, kind: NoticeKind, at_s: float) -> Notice:
-    return Notice(
+def _about(incident: IncidentRecord, kind: EventKind, at_s: float) -> JobEvent:
+    return JobEvent(
         key=f"{kind}/{incident.incident}",
         kind=kind,
         job=incident.job,
@@ -86,17 +90,17 @@ def _about(incident: IncidentRecord, kind: NoticeKind, at_s: float) -> Notice:
         reason=incident.reason,
         nodes=tuple(incident.culprits),
         step=incident.fault_step,
-        lost_s=cost.lost_s(incident) if kind is NoticeKind.RECOVERY else None,
+        lost_s=cost.lost_s(incident) if kind is EventKind.RECOVERY else None,
     )
 
 
-def _of_job(job: JobRecord, since_s: float) -> Iterator[Notice]:
+def _of_job(job: JobRecord, since_s: float) -> Iterator[JobEvent]:
     kind = _ENDS.get(job.state)
     if job.state is JobState.PAUSED and job.needs_person:
-        kind = NoticeKind.PAUSED
+        kind = EventKind.PAUSED
     if kind is None or job.since_s < since_s:
         return
-    yield Notice(
+    yield JobEvent(
         # A job may be paused again.
         key=f"{kind}/{job.job_id}/{job.since_s:.3f}",
         kind=kind,

@@ -1,0 +1,1 @@
+"""Which events of jobs people are notified of, and which of them make one message."""

@@ -1,0 +1,78 @@
+"""A checkpoint's model with its tokenizer, for commands that use it on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outlast.cli.errors import CliError
+from outlast.cli.hugging_face import chosen_step, spec_for
+from outlast.cli.job_folder import url_of
+
+if TYPE_CHECKING:
+    from checkpoint.storage.storage import Storage
+    from outlast.spec import JobSpec
+    from trainer.data.corpus.tokenizer import Tokenizer
+    from trainer.generation import Model
+
+TokenizerName = Annotated[
+    str,
+    typer.Option(
+        metavar="byte|FILE",
+        help="byte, or a tokenizer.json; by default that of the job's data or of the imported "
+        "folder.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model whose weights are those of a checkpoint."""
+
+    spec: JobSpec
+    step: int
+    model: Model
+    tokenizer: Tokenizer
+
+
+def load_model(
+    job: str, spec: Path | None, step: int | None, tokenizer: str, controller: str, state_dir: Path
+) -> LoadedModel:
+    """The model of a job's checkpoint, or of one at a URL with its spec.
+
+    Raises:
+        CliError: there is no such job, spec, checkpoint or tokenizer.
+        OutlastError, ValueError: the checkpoint or the tokenizer cannot be read.
+    """
+    from checkpoint.storage.storage import Storage
+    from trainer.data.corpus import tokenizer as tokenizers
+    from trainer.generation import Model
+
+    found = spec_for(job, spec, controller, state_dir)
+    storage = Storage(url_of(job, controller, state_dir))
+    chosen = chosen_step(storage, step)
+    used = tokenizers.load(tokenizer or _tokenizer_of(found, storage, chosen))
+    model = Model(found)
+    model.load(storage, chosen)
+    return LoadedModel(spec=found, step=chosen, model=model, tokenizer=used)
+
+
+def _tokenizer_of(spec: JobSpec, storage: Storage, step: int) -> str:
+    """The tokenizer of what a job trains on, else of the folder that was imported."""
+    import json
+
+    from outlast.tokens.manifest import read_manifest
+
+    for name in spec.data.weights:
+        if Path(name).is_dir():
+            return read_manifest(Path(name)).tokenizer
+    _, manifest = storage.read_commit(step)
+    source = json.loads(manifest.parts[0].extra).get("converted_from")
+    if source is not None and (Path(source) / "tokenizer.json").is_file():
+        return str(source)
+    if spec.data.tokens is None and source is None:
+        return "byte"
+    raise CliError("which tokenizer the model has is not known; give --tokenizer")
