@@ -9,13 +9,18 @@ STAMP := $(VENV)/.installed
 # each of them, whatever the image that this runs in sets.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Of what is installed, a third is ever imported, and compiled then; these are imported by nearly
+# every process of the tests, many at once.
+COMPILED = $(VENV)/lib/python*/site-packages/torch $(VENV)/lib/python*/site-packages/numpy
+
 .PHONY: demo test test-crash test-seeds test-properties test-kube test-prometheus test-stores test-foreign \
-	test-web screenshots chaos chaos-full lint proto clean
+	test-web screenshots chaos chaos-full lint rewritten proto clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps timm
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --no-deps timm
+	$(BIN)/python -m compileall -q -j 0 -x /testing/ $(COMPILED)
 	touch $@
 
 # make demo ARGS='--seed 3'
@@ -26,8 +31,9 @@ demo: $(STAMP)
 # which files come first. One has the kernel kill a process for want of memory, which the agents
 # of all others would tell.
 ALONE := tests/agent/test_real_oom.py
-test: $(STAMP) lint
-	$(BIN)/pytest -rs -n 4 --dist loadfile --no-loadscope-reorder \
+test: $(STAMP)
+	$(MAKE) --jobs 2 lint rewritten
+	$(BIN)/pytest -rs -n 3 --dist loadfile --no-loadscope-reorder \
 		--ignore tests/prometheus/test_real.py --ignore tests/stores \
 		--ignore tests/web/test_browser.py \
 		--ignore tests/crash/test_cluster.py --ignore $(ALONE) tests
@@ -90,6 +96,11 @@ chaos: $(STAMP)
 # All of them take hours; when it is called again, it goes on with those that have not passed.
 chaos-full: $(STAMP)
 	$(BIN)/python -m tests.chaos --full --healthy-s 3600 --output tests/chaos/results/full.json
+
+# The tests as pytest compiles them, once: beside mypy, which takes one core, and not by each of its
+# processes.
+rewritten: $(STAMP)
+	$(BIN)/pytest --collect-only -qq tests >/dev/null
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
