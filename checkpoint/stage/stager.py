@@ -86,7 +86,7 @@ class Stager:
         self._copy_stream = copy_stream or HostCopyStream()
         self._rank = rank
         self._attempt = attempt
-        self._tensors = tuple(tensors)
+        self._sources = [named.tensor for named in tensors]
         self._layouts = [named.layout for named in tensors]
         table = make_table(rank, world_size, tensors)
         self._digest = table.digest
@@ -103,7 +103,7 @@ class Stager:
         self._has_resumed = False
         self._saving: _Saving | None = None
         self._sealer: threading.Thread | None = None
-        self._batches = _batches(self._tensors)
+        self._batches = _batches(self._sources)
         # Of a range of memory: the last of the batches with a tensor that lies in it.
         self._last_within: dict[tuple[int, int], int] = {}
 
@@ -195,10 +195,14 @@ class Stager:
         """
         if [named.layout for named in tensors] != self._layouts:
             return False
-        self.finish()
-        self._tensors = tuple(tensors)
-        self._last_within.clear()
+        self.move([named.tensor for named in tensors])
         return True
+
+    def move(self, sources: Sequence[Tensor]) -> None:
+        """`rebind` for a caller who knows that each is as the one in its place before."""
+        self.finish()
+        self._sources = list(sources)
+        self._last_within.clear()
 
     def order_behind(self) -> None:
         """Let whatever is computed from now on come after the copies of the last save.
@@ -309,8 +313,7 @@ class Stager:
         with torch.no_grad():
             views = self._views[saving.slot.index]
             for batch in self._batches:
-                sources = [named.tensor for named in self._tensors[batch]]
-                saving.copies.append(self._copy_stream.copy(sources, views[batch]))
+                saving.copies.append(self._copy_stream.copy(self._sources[batch], views[batch]))
                 reach(CrashPoint.SLOT_HALF_COPIED)
 
     def _seal_beside_training(self, saving: _Saving) -> None:
@@ -365,9 +368,8 @@ class Stager:
                 (
                     index
                     for index, batch in enumerate(self._batches)
-                    for named in self._tensors[batch]
-                    if named.tensor.data_ptr() < end
-                    and begin < named.tensor.data_ptr() + named.tensor.nbytes
+                    for source in self._sources[batch]
+                    if source.data_ptr() < end and begin < source.data_ptr() + source.nbytes
                 ),
                 default=-1,
             )
@@ -386,13 +388,13 @@ class Stager:
                 slot.unlock()
 
 
-def _batches(tensors: Sequence[NamedTensor]) -> list[slice]:
+def _batches(tensors: Sequence[Tensor]) -> list[slice]:
     """Consecutive tensors of about `BATCH_BYTES` together; a larger one is alone."""
     batches: list[slice] = []
     begin, nbytes = 0, 0
-    for index, named in enumerate(tensors):
-        if index > begin and nbytes + named.tensor.nbytes > BATCH_BYTES:
+    for index, tensor in enumerate(tensors):
+        if index > begin and nbytes + tensor.nbytes > BATCH_BYTES:
             batches.append(slice(begin, index))
             begin, nbytes = index, 0
-        nbytes += named.tensor.nbytes
+        nbytes += tensor.nbytes
     return [*batches, slice(begin, len(tensors))] if tensors else []

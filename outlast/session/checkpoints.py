@@ -27,7 +27,7 @@ from outlast.session.agreement import RanksOf, Rounds, Unrecorded, interface_of,
 from outlast.session.loading import TEXT, ObjectsLoader, text_tensor
 from outlast.session.objects import Objects
 from outlast.session.process import TIMEOUT_S, Session
-from outlast.session.shards import named_tensors, rank_path
+from outlast.session.shards import Naming, rank_path
 from trainer.parallel.hosts import join_hosts
 
 
@@ -48,6 +48,8 @@ class Checkpoints:
         self._resumed_step = 0
         self._last_step = -1
         self._text_bytes = 0
+        contract = session.contract
+        self._naming = Naming(contract.rank, contract.world_size)
         self._is_stopping = False
         # A process that ends would leave the copies of its last save half done.
         atexit.register(self._finish)
@@ -98,7 +100,7 @@ class Checkpoints:
         order = self._plan.order(step, held, stopping=self._is_stopping)
         assert order is not None, "each step is saved"
         with _no_collection():
-            stager = self._ready(self._tensors())
+            stager = self._ready()
         if stager.save(step, {"step": step}, **asdict(order)):
             self._plan.saved(order)
             stager.order_behind()
@@ -187,24 +189,31 @@ class Checkpoints:
 
     # Host memory
 
-    def _tensors(self) -> list[NamedTensor]:
-        flat, contract = self._objects.flatten(), self._contract
+    def _ready(self) -> Stager:
+        """The slots for the present state: those that are there, or new ones."""
+        flat = self._objects.flatten()
         text = text_tensor(flat, self._text_bytes)
+        is_known = text.nbytes == self._text_bytes
+        sources = self._naming.same(flat.tensors, flat.own) if is_known else None
+        if self._stager is not None and sources is not None:
+            self._stager.move([text, *sources])
+            return self._stager
         self._text_bytes = text.nbytes
-        tensors = named_tensors(
-            flat.tensors, rank=contract.rank, world_size=contract.world_size, own=flat.own
-        )
-        name = rank_path(contract.rank, TEXT)
-        return [NamedTensor(name, text, tuple(text.shape), (0,)), *tensors]
-
-    def _ready(self, tensors: Sequence[NamedTensor]) -> Stager:
-        """The slots for these tensors: those that are there, or new ones."""
+        name = rank_path(self._contract.rank, TEXT)
+        tensors = [
+            NamedTensor(name, text, tuple(text.shape), (0,)),
+            *self._naming.name(flat.tensors, flat.own),
+        ]
         if self._stager is not None:
             if self._stager.rebind(tensors):
                 return self._stager
             self._stager.close()
+        self._stager = self._make_stager(tensors)
+        return self._stager
+
+    def _make_stager(self, tensors: Sequence[NamedTensor]) -> Stager:
         contract = self._contract
-        self._stager = Stager(
+        stager = Stager(
             contract.memory_dir,
             rank=contract.rank,
             attempt=contract.attempt,
@@ -213,8 +222,8 @@ class Checkpoints:
             is_replicated=self._is_replicated,
             copy_stream=_copy_stream(tensors),
         )
-        self._stager.resumed(max(self._resumed_step, self._last_step))
-        return self._stager
+        stager.resumed(max(self._resumed_step, self._last_step))
+        return stager
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from outlast.session.shards import Sharding, sharding_of
-from outlast.session.tree import Flat, TensorOf, flatten, rebuild
+from outlast.session.tree import Flat, Leaves, TensorOf, flatten, rebuild
 
 # What the session adds by itself.
 _RANDOM = "random"
@@ -73,6 +73,7 @@ class Objects:
         if _RANDOM in given:
             raise TypeError(f"session.checkpoint({_RANDOM}=...): the session saves it by itself")
         self._objects = dict(given)
+        self._leaves: Leaves = {}
         self._random = RandomStates()
 
     def flatten(self) -> Flat:
@@ -82,7 +83,7 @@ class Objects:
     def _flatten(self, objects: Mapping[str, Stateful]) -> Flat:
         states = {name: each.state_dict() for name, each in objects.items()}
         own = [name for name in (*states, _RANDOM) if self._is_own(name)]
-        return flatten({**states, _RANDOM: self._random.state_dict()}, own)
+        return flatten({**states, _RANDOM: self._random.state_dict()}, own, self._leaves)
 
     def _is_own(self, name: str) -> bool:
         """Whether each rank has its own of an object's tensors that are not sharded."""

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,6 +99,47 @@ def named_tensors(
     Raises:
         TypeError: a tensor has a part that is no rectangle.
     """
+    return [named for _, named in _named(tensors, rank=rank, world_size=world_size, own=own)]
+
+
+class Naming:
+    """`named_tensors` of one state after another, which seldom differ in more than their values."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._seen: list[tuple[object, ...]] = []
+        self._order: list[str] = []
+
+    def name(self, tensors: Mapping[str, Tensor], own: Collection[str]) -> list[NamedTensor]:
+        """`named_tensors`; `same` compares with it from now on."""
+        found = _named(tensors, rank=self._rank, world_size=self._world_size, own=own)
+        self._order = [path for path, _ in found]
+        # Of DTensors more than this would have to be the same.
+        is_plain = not any(sharding_of(tensor) for tensor in tensors.values())
+        self._seen = _look(tensors, own) if is_plain else []
+        return [named for _, named in found]
+
+    def same(self, tensors: Mapping[str, Tensor], own: Collection[str]) -> list[Tensor] | None:
+        """These in the order of the last `name`, where all else is as it was there; else None."""
+        if not self._seen or self._seen != _look(tensors, own):
+            return None
+        return [tensors[path] for path in self._order]
+
+
+def _look(tensors: Mapping[str, Tensor], own: Collection[str]) -> list[tuple[object, ...]]:
+    """All that decides what tensors are called, who has them, and how much memory they take."""
+    return [
+        (path, path in own, type(tensor), tensor.shape, tensor.dtype, tensor.device)
+        for path, tensor in tensors.items()
+    ]
+
+
+def _named(
+    tensors: Mapping[str, Tensor], *, rank: int, world_size: int, own: Collection[str]
+) -> list[tuple[str, NamedTensor]]:
+    """`named_tensors`, each behind its path in the state."""
+    paths: list[str] = []
     parts: list[tuple[str, Tensor, tuple[int, ...], tuple[int, ...]]] = []
     everyone = Copies(index=rank, count=world_size)
     # Ranks with the same parts share them out among each other. Most are the same on all ranks.
@@ -121,13 +161,17 @@ def named_tensors(
         else:
             same.append(len(parts))
             parts.append((path, tensor, shape, (0,) * len(shape)))
+        paths.append(path)
     is_mine = [True] * len(parts)
     for (_, copies), indices in shared.items():
         sizes = tuple(parts[index][1].nbytes for index in indices)
         for index, mine in zip(indices, _owned(sizes, copies), strict=True):
             is_mine[index] = mine
-    mine_first = sorted(zip(is_mine, parts, strict=True), key=itemgetter(0), reverse=True)
-    return [NamedTensor(*part, mine) for mine, part in mine_first]
+    named = [
+        (path, NamedTensor(*part, mine))
+        for path, part, mine in zip(paths, parts, is_mine, strict=True)
+    ]
+    return sorted(named, key=lambda each: each[1].owned, reverse=True)
 
 
 @lru_cache(maxsize=8)

@@ -14,7 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NoReturn
+from json.encoder import encode_basestring_ascii as _quoted
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -32,6 +33,19 @@ _PLAIN = frozenset({str, bool, int, type(None)})
 INLINE_BYTES = 64 << 10
 
 
+class _Leaf(NamedTuple):
+    """A mapping that held tensors only when it was last taken apart."""
+
+    looks: list[tuple[object, ...]]
+    """The key, its type, the shape and the type of each."""
+    names: list[str]
+    text: str
+
+
+Leaves = dict[str, _Leaf]
+"""By their paths; the next state that is taken apart seldom differs in more than values."""
+
+
 @dataclass(slots=True)
 class Flat:
     """A state taken apart."""
@@ -45,21 +59,25 @@ class Flat:
     """Those of `tensors` of which each rank has its own."""
     is_own: bool = False
     """Whether each rank has its own of the state that is being taken apart."""
+    leaves: Leaves = field(default_factory=dict)
 
 
-def flatten(states: Mapping[str, Any], own: Collection[str] = ()) -> Flat:
+def flatten(
+    states: Mapping[str, Any], own: Collection[str] = (), leaves: Leaves | None = None
+) -> Flat:
     """Take states apart, by their names; `own` are those of which each rank has its own.
+
+    `leaves` is what an earlier call has put there, of whatever state.
 
     Raises:
         TypeError: something in them is neither a tensor nor what JSON can say; its path is named.
     """
-    flat = Flat()
-    document = {}
+    flat = Flat(leaves={} if leaves is None else leaves)
+    texts = []
     for name, state in states.items():
         flat.is_own = name in own
-        document[name] = _out(state, name, flat)
-    # What has just been built has no circles; looking for them takes a third of the time.
-    flat.text = json.dumps(document, separators=(",", ":"), check_circular=False)
+        texts.append(f"{_quoted(name)}:{_text(state, name, flat)}")
+    flat.text = "{" + ",".join(texts) + "}"
     return flat
 
 
@@ -86,41 +104,72 @@ def tensor_paths(text: str, inline: bytes) -> list[str]:
     return paths
 
 
-def _out(value: Any, path: str, flat: Flat) -> Any:
+def _text(value: Any, path: str, flat: Flat) -> str:
+    """The JSON text that stands for a value."""
     if isinstance(value, Tensor):
-        return {_TENSOR: _put(value, path, flat)}
+        return f'{{"{_TENSOR}":{_put(value, path, flat)}}}'
     kind = type(value)
     # The most frequent ones first: a save takes thousands of values apart.
     if kind in _PLAIN:
-        return value
+        return _plain(value)
     if kind is dict:
-        return {_DICT: _pairs(value, path, flat)}
+        return f'{{"{_DICT}":{_pairs(value, path, flat)}}}'
     if isinstance(value, bool | str | int):
         # An enumeration, or a class of somebody's own: it would come back as another.
         raise _unknown(value, path)
     match value:
         case float():
-            return value if math.isfinite(value) else {_FLOAT: repr(float(value))}
+            number = float.__repr__(value)
+            return number if math.isfinite(value) else f'{{"{_FLOAT}":"{number}"}}'
         case bytes() | bytearray():
-            return {_BYTES: base64.b64encode(value).decode()}
+            return f'{{"{_BYTES}":"{base64.b64encode(value).decode()}"}}'
         case torch.Size():
-            return {_SIZE: list(value)}
+            return f'{{"{_SIZE}":{json.dumps(list(value))}}}'
         case torch.dtype():
-            return {_DTYPE: _dtype_name(value)}
+            return f'{{"{_DTYPE}":"{_dtype_name(value)}"}}'
         case Mapping():
             name = _ORDERED if isinstance(value, OrderedDict) else _DICT
-            return {name: _pairs(value, path, flat)}
+            return f'{{"{name}":{_pairs(value, path, flat)}}}'
         case list() | tuple() | set() | frozenset():
-            name = _kind_of(value, path)
-            return {name: [_out(each, f"{path}.{index}", flat) for index, each in enumerate(value)]}
+            texts = [_text(each, f"{path}.{index}", flat) for index, each in enumerate(value)]
+            return f'{{"{_kind_of(value, path)}":[{",".join(texts)}]}}'
     return _number(value, path, flat)
 
 
-def _pairs(value: Mapping[Any, Any], path: str, flat: Flat) -> list[Any]:
-    return [
-        [key if type(key) in _PLAIN else _wrong_key(key, path), _out(each, f"{path}.{key}", flat)]
-        for key, each in value.items()
+def _plain(value: Any) -> str:
+    return _quoted(value) if type(value) is str else json.dumps(value)
+
+
+def _pairs(value: Mapping[Any, Any], path: str, flat: Flat) -> str:
+    looks = None if flat.is_own else _looks(value)
+    leaf = flat.leaves.get(path)
+    if leaf is not None and leaf.looks == looks and flat.tensors.keys().isdisjoint(leaf.names):
+        flat.tensors.update(zip(leaf.names, value.values(), strict=True))
+        return leaf.text
+    names = [f"{path}.{key}" for key in value]
+    has_names = flat.tensors.keys().isdisjoint(names)
+    texts = [
+        f"[{_plain(key) if type(key) in _PLAIN else _wrong_key(key, path)},"
+        f"{_text(each, name, flat)}]"
+        for name, (key, each) in zip(names, value.items(), strict=True)
     ]
+    text = f"[{','.join(texts)}]"
+    if looks is not None and has_names and len(set(names)) == len(names):
+        flat.leaves[path] = _Leaf(looks, names, text)
+    return text
+
+
+def _looks(value: Mapping[Any, Any]) -> list[tuple[object, ...]] | None:
+    """All that the text of a mapping depends on; None where it holds more than plain tensors."""
+    looks: list[tuple[object, ...]] = []
+    for key, each in value.items():
+        if type(each) is not Tensor or each.layout is not torch.strided:
+            return None
+        if each.requires_grad or each.is_meta:
+            return None
+        # As keys, 1 and True are equal.
+        looks.append((key, type(key), each.shape, each.dtype))
+    return looks
 
 
 def _kind_of(value: object, path: str) -> str:
@@ -131,19 +180,20 @@ def _kind_of(value: object, path: str) -> str:
     return kind
 
 
-def _number(value: Any, path: str, flat: Flat) -> Any:
+def _number(value: Any, path: str, flat: Flat) -> str:
     """What numpy has, which need not be there."""
     if type(value).__module__ != "numpy" or not hasattr(value, "dtype") or value.dtype.hasobject:
         raise _unknown(value, path)
     if value.shape == ():
         # Python's own number is as good.
-        return _out(value.item(), path, flat)
+        return _text(value.item(), path, flat)
     raw = bytearray(value.tobytes())
     tensor = torch.frombuffer(raw, dtype=torch.uint8) if raw else torch.empty(0).byte()
-    return {_ARRAY: [_put(tensor, path, flat), value.dtype.str, list(value.shape)]}
+    about = f"{_put(tensor, path, flat)},{_quoted(value.dtype.str)},{json.dumps(value.shape)}"
+    return f'{{"{_ARRAY}":[{about}]}}'
 
 
-def _put(tensor: Tensor, path: str, flat: Flat) -> Any:
+def _put(tensor: Tensor, path: str, flat: Flat) -> str:
     """Keep a tensor; what stands for it in the text: where it is, its shape and type."""
     dtype = tensor.dtype
     if tensor.layout is not torch.strided or dtype in _QUANTIZED or tensor.is_meta:
@@ -153,11 +203,11 @@ def _put(tensor: Tensor, path: str, flat: Flat) -> Any:
         )
     if tensor.requires_grad:
         tensor = tensor.detach()
-    about = [list(tensor.shape), _dtype_name(dtype)]
+    about = f'{json.dumps(tensor.shape)},"{_dtype_name(dtype)}"'
     if flat.is_own and tensor.nbytes <= INLINE_BYTES and tensor.is_cpu:
         begin = len(flat.inline)
         flat.inline += host_bytes(tensor.resolve_conj().resolve_neg().contiguous())
-        return [begin, *about]
+        return f"[{begin},{about}]"
     name = path
     while name in flat.tensors:
         # A key may itself have a dot.
@@ -165,7 +215,7 @@ def _put(tensor: Tensor, path: str, flat: Flat) -> Any:
     if flat.is_own:
         flat.own.add(name)
     flat.tensors[name] = tensor
-    return [name, *about]
+    return f"[{_quoted(name)},{about}]"
 
 
 @lru_cache

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.session.tree import INLINE_BYTES, flatten, rebuild, tensor_paths
+from outlast.session.tree import INLINE_BYTES, Leaves, flatten, rebuild, tensor_paths
 
 _plain = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -39,6 +39,31 @@ def round_trip(state: Any, *, is_own: bool = True) -> Any:
 def test_what_json_cannot_say_comes_back_as_it_was(state: Any) -> None:
     found = round_trip(state)
     assert repr(found) == repr(state)
+
+
+_KEYS = st.sampled_from(["a", "b", "a.b", 1, True])
+_TENSORS = st.builds(
+    torch.zeros,
+    st.sampled_from([(), (2,), (2, 3)]),
+    dtype=st.sampled_from([torch.float32, torch.int64]),
+    requires_grad=st.just(False),
+)
+_TREES = st.recursive(
+    _TENSORS | st.integers(0, 1),
+    lambda inner: st.dictionaries(_KEYS, inner, max_size=3) | st.lists(inner, max_size=2),
+    max_leaves=8,
+)
+
+
+@pytest.mark.hypothesis
+@given(st.lists(_TREES, min_size=2, max_size=4))
+def test_what_is_known_of_earlier_states_changes_nothing(trees: list[Any]) -> None:
+    leaves: Leaves = {}
+    for tree in trees:
+        found, fresh = flatten({"it": tree}, (), leaves), flatten({"it": tree})
+        assert found.text == fresh.text
+        assert list(found.tensors) == list(fresh.tensors)
+        assert all(found.tensors[name].is_set_to(fresh.tensors[name]) for name in fresh.tensors)
 
 
 def test_kinds_that_are_not_json_come_back() -> None:
