@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from checkpoint.core import names
 from checkpoint.core.checked_json import canonical
 from checkpoint.core.manifest import Manifest
-from checkpoint.core.shards import Rectangle, lay_out
+from checkpoint.core.shards import Rectangle
 from checkpoint.hf import folder as folders
 from checkpoint.hf.errors import DamagedFolderError, UnsupportedModelError
 from checkpoint.hf.families import FAMILIES
 from checkpoint.hf.family import Family
+from checkpoint.hf.parts import PART_BYTES, forget_records, write_parts
 from checkpoint.hf.rules import Rule
 from checkpoint.hf.sections import config_of, family_of, rules_of, section_of
 from checkpoint.hf.tensor_files import write_tensors
@@ -33,7 +33,7 @@ from checkpoint.restore.peers import Alone
 from checkpoint.restore.restore import WEIGHTS_ONLY, load_storage, read_manifest
 from checkpoint.stage.payload import NamedTensor
 from checkpoint.storage.storage import Storage
-from checkpoint.torch_format.framed import OnBytes, PartDraft, commit, framed, write_part
+from checkpoint.torch_format.framed import OnBytes, commit, framed
 from outlast.model import ModelSpec
 from outlast.sizing.of_spec import num_parameters
 from outlast.spec import JobSpec
@@ -63,11 +63,14 @@ def import_folder(
     target: Storage,
     *,
     vocab_multiple: int = 1,
+    part_bytes: int = PART_BYTES,
     on_bytes: OnBytes = lambda num_bytes: None,
 ) -> Imported:
     """Commit the weights of a folder as the checkpoint of step 0 in `target`.
 
-    Tables of the vocabulary are padded to a multiple of `vocab_multiple` rows.
+    Tables of the vocabulary are padded to a multiple of `vocab_multiple` rows. Files have
+    `part_bytes` at most, but for a tensor that is larger; those that an earlier call has
+    written, before it was cut off, are not written again.
 
     Raises:
         UnsupportedModelError: it is not a model that we can train.
@@ -96,8 +99,24 @@ def import_folder(
         def raw(name: str) -> bytes:
             return _raw_bytes(by_name[name].to_ours(weights).to(_DTYPE))
 
-        manifest = _written(target, source, rectangles, raw, on_bytes)
+        extra = {
+            "converted_from": str(source),
+            "source": folders.fingerprint(source),
+            "step": STEP,
+            WEIGHTS_ONLY: True,
+        }
+        manifest = write_parts(
+            target,
+            rectangles,
+            raw,
+            step=STEP,
+            attempt=_ATTEMPT,
+            extra=canonical(extra).decode(),
+            on_bytes=on_bytes,
+            part_bytes=part_bytes,
+        )
     commit(target, manifest)
+    forget_records(target, STEP, _ATTEMPT)
     return Imported(
         family=family.name,
         section=section,
@@ -105,31 +124,6 @@ def import_folder(
         parameters=parameters,
         size_bytes=manifest.size_bytes,
     )
-
-
-def _written(
-    target: Storage,
-    source: Path,
-    rectangles: Sequence[Rectangle],
-    raw: Callable[[str], bytes],
-    on_bytes: OnBytes,
-) -> Manifest:
-    extra = {"converted_from": str(source), "step": STEP, WEIGHTS_ONLY: True}
-    draft = PartDraft(
-        step=STEP,
-        attempt=_ATTEMPT,
-        num_parts=1,
-        extra=canonical(extra).decode(),
-    )
-    part = write_part(
-        target,
-        names.attempt_folder(STEP, _ATTEMPT),
-        lay_out(0, 1, rectangles),
-        lambda shard: [raw(shard.name)],
-        draft,
-        on_bytes,
-    )
-    return Manifest(step=STEP, attempt=_ATTEMPT, world_size=1, parts=(part,))
 
 
 def _checked_size(rectangles: Sequence[Rectangle], model: ModelSpec, source: Path) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from checkpoint.core.checked_json import canonical, sha256
 from checkpoint.hf.errors import DamagedFolderError
 from checkpoint.hf.rules import Rule
 from checkpoint.hf.tensor_files import TensorFile
@@ -35,6 +36,15 @@ def read_config(folder: Path) -> dict[str, Any]:
         DamagedFolderError: there is none, or it is not JSON.
     """
     return _read_json(folder / CONFIG)
+
+
+def fingerprint(folder: Path) -> str:
+    """The same for as long as its configuration and its files of weights are the same."""
+    files = [
+        (path.name, path.stat().st_size, path.stat().st_mtime_ns)
+        for path in sorted(folder.glob("*.safetensors"))
+    ]
+    return sha256(canonical({"config": read_config(folder), "files": files}))
 
 
 class Weights(Mapping[str, Tensor]):

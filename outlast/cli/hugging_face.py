@@ -104,7 +104,7 @@ def import_hf(
 
     It has weights only: `checkpoint.load: URL` in a spec with the same model section starts
     at step 0 with a fresh optimizer. A model that the trainer cannot compute exactly is
-    refused, with the option that is lacking.
+    refused, with the option that is lacking. An import that was cut off goes on where it was.
     """
     from checkpoint.hf.convert import import_folder
     from checkpoint.storage.storage import Storage

@@ -105,6 +105,59 @@ def test_a_file_that_is_cut_off_is_refused(llama: Path, tmp_path: Path) -> None:
         import_folder(llama, Storage(str(tmp_path / "root")))
 
 
+class CutOffError(Exception):
+    pass
+
+
+def cut_off(source: Path, root: Path, *, behind: int) -> None:
+    """An import in files of 20 kB that ends behind so many bytes."""
+    num_bytes = 0
+
+    def count(more: int) -> None:
+        nonlocal num_bytes
+        num_bytes += more
+        if num_bytes > behind:
+            raise CutOffError
+
+    with pytest.raises(CutOffError):
+        import_folder(source, Storage(str(root)), part_bytes=20_000, on_bytes=count)
+
+
+def written_at(root: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in root.rglob("*.distcp")}
+
+
+def test_an_import_that_was_cut_off_goes_on(llama: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    whole = import_folder(llama, Storage(str(tmp_path / "whole")))
+    cut_off(llama, root, behind=whole.size_bytes // 2)
+    assert Storage(str(root)).committed_steps() == []
+    before = written_at(root)
+    assert before
+    counted: list[int] = []
+    done = import_folder(llama, Storage(str(root)), part_bytes=20_000, on_bytes=counted.append)
+    after = written_at(root)
+    assert len(after) > len(before)
+    assert {name: after[name] for name in before} == before
+    assert sum(counted) == done.parameters * 4
+    assert not list(root.rglob("rank-*.json"))
+    out = tmp_path / "out"
+    export_folder(Storage(str(root)), 0, model_of(llama), out, dtype=torch.float32)
+    assert all(torch.equal(weights(out)[name], each) for name, each in weights(llama).items())
+
+
+def test_an_import_of_other_weights_begins_anew(llama: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    cut_off(llama, root, behind=100_000)
+    path = next(llama.glob("*.safetensors"))
+    changed = {name: each + 1 for name, each in load_file(path).items()}
+    save_file(changed, path, metadata={"format": "pt"})
+    import_folder(llama, Storage(str(root)), part_bytes=20_000)
+    out = tmp_path / "out"
+    export_folder(Storage(str(root)), 0, model_of(llama), out, dtype=torch.float32)
+    assert all(torch.equal(weights(out)[name], each) for name, each in changed.items())
+
+
 def test_integers_are_no_weights(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.zeros(3, dtype=torch.int32)}, path)
