@@ -89,21 +89,8 @@ def rank_path(rank: int, path: str) -> str:
     return f"{rank_name(rank)}/{path}"
 
 
-def named_tensors(
-    tensors: Mapping[str, Tensor], *, rank: int, world_size: int, own: Collection[str]
-) -> list[NamedTensor]:
-    """What this rank puts into a checkpoint; what it owns comes first.
-
-    `own` are those of `tensors` of which each rank has its own.
-
-    Raises:
-        TypeError: a tensor has a part that is no rectangle.
-    """
-    return [named for _, named in _named(tensors, rank=rank, world_size=world_size, own=own)]
-
-
 class Naming:
-    """`named_tensors` of one state after another, which seldom differ in more than their values."""
+    """What a rank puts into checkpoints of states that seldom differ in more than their values."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank = rank
@@ -112,7 +99,13 @@ class Naming:
         self._order: list[str] = []
 
     def name(self, tensors: Mapping[str, Tensor], own: Collection[str]) -> list[NamedTensor]:
-        """`named_tensors`; `same` compares with it from now on."""
+        """What this rank puts into a checkpoint; what it owns comes first.
+
+        `own` are those of `tensors` of which each rank has its own.
+
+        Raises:
+            TypeError: a tensor has a part that is no rectangle.
+        """
         found = _named(tensors, rank=self._rank, world_size=self._world_size, own=own)
         self._order = [path for path, _ in found]
         # Of DTensors more than this would have to be the same.
@@ -138,7 +131,7 @@ def _look(tensors: Mapping[str, Tensor], own: Collection[str]) -> list[tuple[obj
 def _named(
     tensors: Mapping[str, Tensor], *, rank: int, world_size: int, own: Collection[str]
 ) -> list[tuple[str, NamedTensor]]:
-    """`named_tensors`, each behind its path in the state."""
+    """What goes into a checkpoint, each behind its path in the state."""
     paths: list[str] = []
     parts: list[tuple[str, Tensor, tuple[int, ...], tuple[int, ...]]] = []
     everyone = Copies(index=rank, count=world_size)
