@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # every process of the tests, many at once.
 COMPILED = $(VENV)/lib/python*/site-packages/torch $(VENV)/lib/python*/site-packages/numpy
 
-.PHONY: demo test test-crash test-seeds test-properties test-kube test-prometheus test-stores test-foreign \
+.PHONY: demo test test-crash test-seeds test-properties test-kube kube-server test-prometheus test-stores test-foreign \
 	test-web screenshots chaos chaos-full lint rewritten proto clean
 
 $(STAMP): pyproject.toml constraints.txt
@@ -53,9 +53,11 @@ test-properties: $(STAMP)
 	HYPOTHESIS_PROFILE=random $(BIN)/pytest -n 2 -m hypothesis tests
 
 # Against kube-apiserver and etcd, which are built once per machine (about 6 minutes).
-test-kube: $(STAMP)
-	tests/kube/apiserver.sh
+test-kube: $(STAMP) kube-server
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --kube=real tests/kube
+
+kube-server:
+	tests/kube/apiserver.sh
 
 # Against a real Prometheus and Alertmanager, which it installs on Debian as root.
 test-prometheus: $(STAMP)
@@ -88,10 +90,10 @@ test-stores: $(STAMP)
 	$(BIN)/pytest -n 2 --dist loadfile tests/stores
 
 # Faults at every moment in real processes, some of the combinations (another SEED takes
-# others), and beside them training in which nothing goes wrong.
+# others; CHAOS=--brief takes fewer), and beside them training in which nothing goes wrong.
 SEED ?= 1
 chaos: $(STAMP)
-	$(BIN)/python -m tests.chaos --seed $(SEED) --healthy-s 300 $(ARGS)
+	$(BIN)/python -m tests.chaos --seed $(SEED) --healthy-s 300 $(CHAOS) $(ARGS)
 
 # All of them take hours; when it is called again, it goes on with those that have not passed.
 chaos-full: $(STAMP)

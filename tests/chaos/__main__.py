@@ -68,6 +68,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--full", action="store_true", help="every row; takes hours")
+    parser.add_argument(
+        "--brief", action="store_true", help="every fault and every moment once, not every pair"
+    )
     parser.add_argument("--seed", type=int, default=1, help="chooses the rows of the subset")
     parser.add_argument("--only", action="append", default=[], metavar="ROW")
     parser.add_argument(
@@ -87,7 +90,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 def _chosen(given: argparse.Namespace) -> tuple[Row, ...]:
     if given.only:
         return tuple(named(name, full()) for name in given.only)
-    return full() if given.full else subset(given.seed)
+    return full() if given.full else subset(given.seed, is_brief=given.brief)
 
 
 def _reference(row: Row) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import product
 
@@ -229,20 +229,27 @@ def full() -> tuple[Row, ...]:
     return tuple(row for row in rows if has_meaning(row))
 
 
-def subset(seed: int) -> tuple[Row, ...]:
-    """Rows that cover every fault and every pair of the other properties."""
+def subset(seed: int, *, is_brief: bool = False) -> tuple[Row, ...]:
+    """Rows that cover every fault and every pair of the other properties; brief: all of these."""
+    covered_by = properties if is_brief else pairs
     rows = list(full())
     random.Random(seed).shuffle(rows)
-    uncovered = {pair for row in rows for pair in pairs(row)}
+    uncovered = {each for row in rows for each in covered_by(row)}
     chosen: list[Row] = []
     while uncovered:
-        best = max(rows, key=lambda row: len(uncovered.intersection(pairs(row))))
+        best = max(rows, key=lambda row: len(uncovered.intersection(covered_by(row))))
         chosen.append(best)
-        uncovered.difference_update(pairs(best))
+        uncovered.difference_update(covered_by(best))
     return tuple(chosen)
 
 
-def pairs(row: Row) -> Iterator[tuple[str, str, str, str]]:
+def properties(row: Row) -> Iterator[tuple[str, ...]]:
+    """What is covered of each property."""
+    for field in fields(row):
+        yield field.name, getattr(row, field.name)
+
+
+def pairs(row: Row) -> Iterator[tuple[str, ...]]:
     """The pairs of properties that this row covers."""
     for one, other in _PAIRS:
         yield one, getattr(row, one), other, getattr(row, other)

@@ -39,6 +39,15 @@ def test_subset_has_every_fault_and_every_moment_and_stays_small(seed: int) -> N
     assert len(rows) <= 52
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_brief_subset_has_every_property_and_a_row_for_each_fault(seed: int) -> None:
+    rows = subset(seed, is_brief=True)
+    assert {row.moment for row in rows} == set(Moment)
+    assert {row.layout for row in rows} == {row.layout for row in full()}
+    assert {row.victim for row in rows} == set(Victim)
+    assert sorted(row.fault for row in rows) == sorted(Fault)
+
+
 def test_seed_chooses_the_rows_and_always_the_same() -> None:
     assert subset(1) == subset(1)
     assert subset(1) != subset(2)
