@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from outlast.torchrun.environment import RanksOfRun, rank_environment
 from outlast.worker_contract import SESSION_FILE
 from tests.checkpoint.helpers import uploading
 from tests.contracts import contract_of
+from tests.session.forking import forking
 
 DEADLINE_S = 120.0
 
@@ -42,12 +41,17 @@ def run(
     script: Path,
     arguments: Sequence[str] = (),
     *,
+    imports: Sequence[str] = ("torch", "torch.distributed.fsdp", "torch.distributed.tensor"),
     world_size: int = 2,
     attempt: int = 1,
     checkpoint: Mapping[str, Any] | None = None,
     **contract: Any,
 ) -> list[Done]:
-    """Run a script in these ranks, which have a store; `contract` changes fields of theirs."""
+    """Run a script in these ranks, which have a store; `contract` changes fields of theirs.
+
+    `imports` is what the script imports, and takes long.
+    """
+    forks = forking(*imports)
     attempt_dir = folder / f"a{attempt}"
     attempt_dir.mkdir(parents=True)
     spec = parse_spec(
@@ -68,7 +72,7 @@ def run(
         restart_count=attempt - 1,
     )
     with ExitStack() as opened:
-        processes = []
+        pids = []
         for rank in range(world_size):
             session_file = attempt_dir / f"{rank}.json"
             made = contract_of(
@@ -91,12 +95,11 @@ def run(
                 SESSION_FILE: str(session_file),
                 "GLOO_SOCKET_IFNAME": "lo",
             }
-            log = opened.enter_context((attempt_dir / f"{rank}.out").open("wb"))
-            command = [sys.executable, str(script), *arguments]
-            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-            opened.callback(process.kill)
-            processes.append(process)
-        codes = [process.wait(DEADLINE_S) for process in processes]
+            command = [str(script), *arguments]
+            pid = forks.start(command, environment, attempt_dir / f"{rank}.out")
+            opened.callback(forks.kill, pid)
+            pids.append(pid)
+        codes = [forks.wait(pid, DEADLINE_S) for pid in pids]
     logs = [(attempt_dir / f"{rank}.out").read_text() for rank in range(world_size)]
     return [Done(code=code, log=log) for code, log in zip(codes, logs, strict=True)]
 

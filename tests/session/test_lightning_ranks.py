@@ -8,6 +8,7 @@ import pytest
 
 from tests.session.ranks import run, seen_by, uploaded
 
+IMPORTS = ("torch", "lightning")
 SCRIPT = Path(__file__).with_name("lightning_ddp.py")
 # Of 48 samples, in batches of 4 on two ranks.
 STEPS_OF_EPOCH = 6
@@ -18,13 +19,15 @@ pytest.importorskip("lightning")
 
 def test_ranks_go_on_together_and_fewer_of_them_where_they_were(tmp_path: Path) -> None:
     every = {"storage_interval_steps": 1}
-    whole = run(tmp_path / "undisturbed", SCRIPT, checkpoint=every)
+    whole = run(tmp_path / "undisturbed", SCRIPT, checkpoint=every, imports=IMPORTS)
     assert [done.code for done in whole] == [0, 0], whole[0].log
 
     with uploaded(tmp_path, world_size=2):
-        struck = run(tmp_path, SCRIPT, ["validation", f"{STEPS_OF_EPOCH}"], checkpoint=every)
+        struck = run(
+            tmp_path, SCRIPT, ["validation", f"{STEPS_OF_EPOCH}"], checkpoint=every, imports=IMPORTS
+        )
     assert all(done.code for done in struck)
-    second = run(tmp_path, SCRIPT, ["training", "8"], attempt=2, checkpoint=every)
+    second = run(tmp_path, SCRIPT, ["training", "8"], attempt=2, checkpoint=every, imports=IMPORTS)
     # The step before the validation, and what follows it.
     for done, expected in zip(second, whole, strict=True):
         assert "goes on after step 5, from host memory" in done.log
@@ -34,7 +37,7 @@ def test_ranks_go_on_together_and_fewer_of_them_where_they_were(tmp_path: Path) 
     other = tmp_path / "one"
     other.mkdir()
     (other / "store").symlink_to(tmp_path / "store")
-    (alone,) = run(other, SCRIPT, attempt=3, world_size=1, checkpoint=every)
+    (alone,) = run(other, SCRIPT, attempt=3, world_size=1, checkpoint=every, imports=IMPORTS)
     assert alone.code == 0, alone.log
     assert "goes on after step" in alone.log
     assert "from storage" in alone.log
