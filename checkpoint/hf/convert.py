@@ -25,7 +25,7 @@ from checkpoint.hf import folder as folders
 from checkpoint.hf.errors import DamagedFolderError, UnsupportedModelError
 from checkpoint.hf.families import FAMILIES
 from checkpoint.hf.family import Family
-from checkpoint.hf.parts import PART_BYTES, forget_records, write_parts
+from checkpoint.hf.parts import PART_BYTES, WeightsDraft, forget_records, write_parts
 from checkpoint.hf.rules import Rule
 from checkpoint.hf.sections import config_of, family_of, rules_of, section_of
 from checkpoint.hf.tensor_files import write_tensors
@@ -69,8 +69,7 @@ def import_folder(
     """Commit the weights of a folder as the checkpoint of step 0 in `target`.
 
     Tables of the vocabulary are padded to a multiple of `vocab_multiple` rows. Files have
-    `part_bytes` at most, but for a tensor that is larger; those that an earlier call has
-    written, before it was cut off, are not written again.
+    `part_bytes` at most, but for a larger tensor; what a call that was cut off has written stays.
 
     Raises:
         UnsupportedModelError: it is not a model that we can train.
@@ -80,16 +79,12 @@ def import_folder(
     """
     if target.committed_steps():
         raise ValueError(f"{target.url} has checkpoints already; give a folder of its own")
-    config = folders.read_config(source)
-    family, section = family_of(config), section_of(config)
-    if vocab_multiple > 1:
-        section["vocab_multiple"] = vocab_multiple
+    family, section = _described(source, vocab_multiple)
     model = ModelSpec.model_validate(section)
     rules = rules_of(model, family)
     with folders.opened(source, family.prefix) as weights:
         tied = family.tables if model.tied_embeddings else None
         weights.check_used(rules, tied)
-
         by_name = {f"{_MODEL}{rule.ours}": rule for rule in rules}
         rectangles = [
             _rectangle(name, _shape_of(rule, weights, source)) for name, rule in by_name.items()
@@ -99,24 +94,10 @@ def import_folder(
         def raw(name: str) -> bytes:
             return _raw_bytes(by_name[name].to_ours(weights).to(_DTYPE))
 
-        extra = {
-            "converted_from": str(source),
-            "source": folders.fingerprint(source),
-            "step": STEP,
-            WEIGHTS_ONLY: True,
-        }
-        manifest = write_parts(
-            target,
-            rectangles,
-            raw,
-            step=STEP,
-            attempt=_ATTEMPT,
-            extra=canonical(extra).decode(),
-            on_bytes=on_bytes,
-            part_bytes=part_bytes,
-        )
+        draft = WeightsDraft(step=STEP, attempt=_ATTEMPT, extra=_extra(source))
+        manifest = write_parts(target, rectangles, raw, draft, on_bytes, part_bytes)
     commit(target, manifest)
-    forget_records(target, STEP, _ATTEMPT)
+    forget_records(target, draft)
     return Imported(
         family=family.name,
         section=section,
@@ -124,6 +105,26 @@ def import_folder(
         parameters=parameters,
         size_bytes=manifest.size_bytes,
     )
+
+
+def _described(source: Path, vocab_multiple: int) -> tuple[Family, dict[str, Any]]:
+    """The folder's architecture, and the model section that it becomes."""
+    config = folders.read_config(source)
+    family, section = family_of(config), section_of(config)
+    if vocab_multiple > 1:
+        section["vocab_multiple"] = vocab_multiple
+    return family, section
+
+
+def _extra(source: Path) -> str:
+    """What the checkpoint says of itself, which is the same for no two sources."""
+    extra = {
+        "converted_from": str(source),
+        "source": folders.fingerprint(source),
+        "step": STEP,
+        WEIGHTS_ONLY: True,
+    }
+    return canonical(extra).decode()
 
 
 def _checked_size(rectangles: Sequence[Rectangle], model: ModelSpec, source: Path) -> int:

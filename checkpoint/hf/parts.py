@@ -7,11 +7,13 @@ where its record says that it has the same tensors of the same source.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from checkpoint.core import names
 from checkpoint.core.checked_json import RecordError
 from checkpoint.core.manifest import Manifest, PartRecord
-from checkpoint.core.shards import Rectangle, ShardTable, lay_out
+from checkpoint.core.shards import Rectangle, ShardTable, ShardTensor, lay_out
 from checkpoint.storage.storage import Storage
 from checkpoint.torch_format.framed import OnBytes, PartDraft, write_part
 
@@ -19,48 +21,62 @@ from checkpoint.torch_format.framed import OnBytes, PartDraft, write_part
 PART_BYTES = 2 << 30
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsDraft:
+    """What a checkpoint of weights is called; `extra` is the same for no two sources."""
+
+    step: int
+    attempt: int
+    extra: str
+
+    @property
+    def folder(self) -> str:
+        return names.attempt_folder(self.step, self.attempt)
+
+
 def write_parts(
     target: Storage,
     rectangles: Sequence[Rectangle],
     raw: Callable[[str], bytes],
-    *,
-    step: int,
-    attempt: int,
-    extra: str,
+    draft: WeightsDraft,
     on_bytes: OnBytes,
-    part_bytes: int = PART_BYTES,
+    part_bytes: int,
 ) -> Manifest:
     """Write all that is not there; `raw` gives the bytes of a tensor.
-
-    `extra` is the same for no two sources.
 
     Raises:
         StorageUnavailableError: the target does not answer.
     """
     groups = _grouped(rectangles, part_bytes)
     tables = [lay_out(rank, len(groups), group) for rank, group in enumerate(groups)]
-    draft = PartDraft(step=step, attempt=attempt, num_parts=len(groups), extra=extra)
-    folder = names.attempt_folder(step, attempt)
-    found = _earlier(target, folder, tables, draft)
+    of_part = PartDraft(
+        step=draft.step, attempt=draft.attempt, num_parts=len(groups), extra=draft.extra
+    )
+    found = _earlier(target, draft.folder, tables, of_part)
     if not found:
-        target.delete_folder(folder)
+        target.delete_folder(draft.folder)
     parts = []
     for table in tables:
         part = found.get(table.rank)
         if part is None:
-            part = write_part(
-                target, folder, table, lambda shard: [raw(shard.name)], draft, on_bytes
-            )
-            target.write_bytes(_record_path(folder, table.rank), part.to_json())
+            pieces = partial(_pieces, raw)
+            part = write_part(target, draft.folder, table, pieces, of_part, on_bytes)
+            target.write_bytes(_record_path(draft.folder, table.rank), part.to_json())
         else:
             on_bytes(sum(shard.nbytes for shard in table.tensors))
         parts.append(part)
-    return Manifest(step=step, attempt=attempt, world_size=len(groups), parts=tuple(parts))
+    return Manifest(
+        step=draft.step, attempt=draft.attempt, world_size=len(groups), parts=tuple(parts)
+    )
 
 
-def forget_records(target: Storage, step: int, attempt: int) -> None:
+def forget_records(target: Storage, draft: WeightsDraft) -> None:
     """Delete what only a next try would read, once the checkpoint is committed."""
-    target.delete_folder(f"{names.attempt_folder(step, attempt)}/{names.PARTS}")
+    target.delete_folder(f"{draft.folder}/{names.PARTS}")
+
+
+def _pieces(raw: Callable[[str], bytes], shard: ShardTensor) -> list[bytes]:
+    return [raw(shard.name)]
 
 
 def _record_path(folder: str, rank: int) -> str:
