@@ -224,7 +224,7 @@ def test_ci_runs_what_a_person_runs() -> None:
     everything = "test test-crash test-kube test-prometheus test-stores test-web chaos"
     assert [line for line in lines if "make" in line] == [
         "make --jobs 2 .venv/.installed kube-server </dev/null",
-        f"exec make {everything} CHAOS=--brief </dev/null",
+        f"exec make {everything} CHAOS='--brief --healthy-s 120' </dev/null",
     ]
 
 
