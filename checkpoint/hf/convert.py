@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from checkpoint.hf import folder as folders
 from checkpoint.hf.errors import DamagedFolderError, UnsupportedModelError
 from checkpoint.hf.families import FAMILIES
 from checkpoint.hf.family import Family
-from checkpoint.hf.parts import PART_BYTES, WeightsDraft, forget_records, write_parts
+from checkpoint.hf.parts import PART_BYTES, STEP, forget_records, write_parts
 from checkpoint.hf.rules import Rule
 from checkpoint.hf.sections import config_of, family_of, rules_of, section_of
 from checkpoint.hf.tensor_files import write_tensors
@@ -38,9 +39,6 @@ from outlast.model import ModelSpec
 from outlast.sizing.of_spec import num_parameters
 from outlast.spec import JobSpec
 
-STEP = 0
-# Nobody else writes into the folder of a step that does not exist.
-_ATTEMPT = 1
 # What checkpoints hold of a weight in every precision but fp64.
 _DTYPE = torch.float32
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -90,14 +88,12 @@ def import_folder(
             _rectangle(name, _shape_of(rule, weights, source)) for name, rule in by_name.items()
         ]
         parameters = _checked_size(rectangles, model, source)
-
-        def raw(name: str) -> bytes:
-            return _raw_bytes(by_name[name].to_ours(weights).to(_DTYPE))
-
-        draft = WeightsDraft(step=STEP, attempt=_ATTEMPT, extra=_extra(source))
-        manifest = write_parts(target, rectangles, raw, draft, on_bytes, part_bytes)
+        raw, extra = partial(_converted, weights, by_name), _extra(source)
+        manifest = write_parts(
+            target, rectangles, raw, extra=extra, on_bytes=on_bytes, part_bytes=part_bytes
+        )
     commit(target, manifest)
-    forget_records(target, draft)
+    forget_records(target)
     return Imported(
         family=family.name,
         section=section,
@@ -117,9 +113,13 @@ def _described(source: Path, vocab_multiple: int) -> tuple[Family, dict[str, Any
 
 
 def _extra(source: Path) -> str:
-    """What the checkpoint says of itself, which is the same for no two sources."""
+    """What the checkpoint says of itself.
+
+    Another version may make other bytes of the same source: it does not go on with what there is.
+    """
     extra = {
         "converted_from": str(source),
+        "converted_by": version("outlast"),
         "source": folders.fingerprint(source),
         "step": STEP,
         WEIGHTS_ONLY: True,
@@ -156,6 +156,11 @@ def _rectangle(name: str, shape: tuple[int, ...]) -> Rectangle:
         shape=shape,
         nbytes=math.prod(shape) * _DTYPE.itemsize,
     )
+
+
+def _converted(weights: folders.Weights, by_name: Mapping[str, Rule], name: str) -> bytes:
+    """The bytes of a tensor of ours."""
+    return _raw_bytes(by_name[name].to_ours(weights).to(_DTYPE))
 
 
 def _raw_bytes(tensor: Tensor) -> bytes:

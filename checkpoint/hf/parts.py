@@ -7,7 +7,6 @@ where its record says that it has the same tensors of the same source.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from checkpoint.core import names
@@ -21,66 +20,58 @@ from checkpoint.torch_format.framed import OnBytes, PartDraft, write_part
 PART_BYTES = 2 << 30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsDraft:
-    """What a checkpoint of weights is called; `extra` is the same for no two sources."""
-
-    step: int
-    attempt: int
-    extra: str
-
-    @property
-    def folder(self) -> str:
-        return names.attempt_folder(self.step, self.attempt)
+# A checkpoint of weights alone is of step 0: whoever loads it has a fresh optimizer.
+STEP = 0
+# Nobody else writes into the folder of a step that does not exist.
+_ATTEMPT = 1
+_FOLDER = names.attempt_folder(STEP, _ATTEMPT)
 
 
 def write_parts(
     target: Storage,
     rectangles: Sequence[Rectangle],
     raw: Callable[[str], bytes],
-    draft: WeightsDraft,
+    *,
+    extra: str,
     on_bytes: OnBytes,
     part_bytes: int,
 ) -> Manifest:
     """Write all that is not there; `raw` gives the bytes of a tensor.
+
+    `extra` changes with the source, and with what is made of it.
 
     Raises:
         StorageUnavailableError: the target does not answer.
     """
     groups = _grouped(rectangles, part_bytes)
     tables = [lay_out(rank, len(groups), group) for rank, group in enumerate(groups)]
-    of_part = PartDraft(
-        step=draft.step, attempt=draft.attempt, num_parts=len(groups), extra=draft.extra
-    )
-    found = _earlier(target, draft.folder, tables, of_part)
+    draft = PartDraft(step=STEP, attempt=_ATTEMPT, num_parts=len(groups), extra=extra)
+    found = _earlier(target, tables, draft)
     if not found:
-        target.delete_folder(draft.folder)
+        target.delete_folder(_FOLDER)
     parts = []
     for table in tables:
         part = found.get(table.rank)
         if part is None:
-            pieces = partial(_pieces, raw)
-            part = write_part(target, draft.folder, table, pieces, of_part, on_bytes)
-            target.write_bytes(_record_path(draft.folder, table.rank), part.to_json())
+            part = write_part(target, _FOLDER, table, partial(_pieces, raw), draft, on_bytes)
+            target.write_bytes(_record_path(table.rank), part.to_json())
         else:
             on_bytes(sum(shard.nbytes for shard in table.tensors))
         parts.append(part)
-    return Manifest(
-        step=draft.step, attempt=draft.attempt, world_size=len(groups), parts=tuple(parts)
-    )
+    return Manifest(step=STEP, attempt=_ATTEMPT, world_size=len(groups), parts=tuple(parts))
 
 
-def forget_records(target: Storage, draft: WeightsDraft) -> None:
+def forget_records(target: Storage) -> None:
     """Delete what only a next try would read, once the checkpoint is committed."""
-    target.delete_folder(f"{draft.folder}/{names.PARTS}")
+    target.delete_folder(f"{_FOLDER}/{names.PARTS}")
 
 
 def _pieces(raw: Callable[[str], bytes], shard: ShardTensor) -> list[bytes]:
     return [raw(shard.name)]
 
 
-def _record_path(folder: str, rank: int) -> str:
-    return f"{folder}/{names.PARTS}/{names.part_name(rank)}"
+def _record_path(rank: int) -> str:
+    return f"{_FOLDER}/{names.PARTS}/{names.part_name(rank)}"
 
 
 def _grouped(rectangles: Sequence[Rectangle], part_bytes: int) -> list[list[Rectangle]]:
@@ -96,14 +87,14 @@ def _grouped(rectangles: Sequence[Rectangle], part_bytes: int) -> list[list[Rect
 
 
 def _earlier(
-    target: Storage, folder: str, tables: Sequence[ShardTable], draft: PartDraft
+    target: Storage, tables: Sequence[ShardTable], draft: PartDraft
 ) -> dict[int, PartRecord]:
     """What an earlier try has left, by its number."""
-    sizes = {entry.name: entry.nbytes for entry in target.entries(folder)}
+    sizes = {entry.name: entry.nbytes for entry in target.entries(_FOLDER)}
     found = {}
     for table in tables if sizes else ():
         try:
-            part = PartRecord.from_json(target.read_bytes(_record_path(folder, table.rank)))
+            part = PartRecord.from_json(target.read_bytes(_record_path(table.rank)))
         except (RecordError, FileNotFoundError):
             continue
         is_alike = (part.num_parts, part.extra) == (draft.num_parts, draft.extra)

@@ -78,7 +78,9 @@ class Objects:
 
     def flatten(self) -> Flat:
         """The present states, taken apart."""
-        return self._flatten(self._objects)
+        flat = self._flatten(self._objects)
+        self._leaves = flat.leaves
+        return flat
 
     def _flatten(self, objects: Mapping[str, Stateful]) -> Flat:
         states = {name: each.state_dict() for name, each in objects.items()}

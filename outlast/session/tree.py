@@ -59,20 +59,22 @@ class Flat:
     """Those of `tensors` of which each rank has its own."""
     is_own: bool = False
     """Whether each rank has its own of the state that is being taken apart."""
+    known: Mapping[str, _Leaf] = field(default_factory=dict)
+    """Leaves of an earlier state."""
     leaves: Leaves = field(default_factory=dict)
 
 
 def flatten(
-    states: Mapping[str, Any], own: Collection[str] = (), leaves: Leaves | None = None
+    states: Mapping[str, Any], own: Collection[str] = (), known: Leaves | None = None
 ) -> Flat:
     """Take states apart, by their names; `own` are those of which each rank has its own.
 
-    `leaves` is what an earlier call has put there, of whatever state.
+    `known` are the leaves of an earlier state, whichever it was.
 
     Raises:
         TypeError: something in them is neither a tensor nor what JSON can say; its path is named.
     """
-    flat = Flat(leaves={} if leaves is None else leaves)
+    flat = Flat(known=known or {})
     texts = []
     for name, state in states.items():
         flat.is_own = name in own
@@ -142,8 +144,9 @@ def _plain(value: Any) -> str:
 
 def _pairs(value: Mapping[Any, Any], path: str, flat: Flat) -> str:
     looks = None if flat.is_own else _looks(value)
-    leaf = flat.leaves.get(path)
+    leaf = flat.known.get(path)
     if leaf is not None and leaf.looks == looks and flat.tensors.keys().isdisjoint(leaf.names):
+        flat.leaves[path] = leaf
         flat.tensors.update(zip(leaf.names, value.values(), strict=True))
         return leaf.text
     names = [f"{path}.{key}" for key in value]

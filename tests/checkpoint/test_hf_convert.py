@@ -146,6 +146,17 @@ def test_an_import_that_was_cut_off_goes_on(llama: Path, tmp_path: Path) -> None
     assert all(torch.equal(weights(out)[name], each) for name, each in weights(llama).items())
 
 
+def test_a_part_whose_record_is_damaged_is_written_again(llama: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    cut_off(llama, root, behind=100_000)
+    damaged = min(root.rglob("rank-*.json"))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    before = written_at(root)
+    import_folder(llama, Storage(str(root)), part_bytes=20_000)
+    after = written_at(root)
+    assert [name for name in before if after[name] != before[name]] == ["__0_0.distcp"]
+
+
 def test_an_import_of_other_weights_begins_anew(llama: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     cut_off(llama, root, behind=100_000)

@@ -1,7 +1,7 @@
 """A job that is hit twice, seen by a real Prometheus and a real Alertmanager.
 
-Once it is the demo, until both of its faults are over; once a job that still trains while
-it is asked about. Every query of every dashboard and every recorded series has data by then,
+Once it is the demo, from beginning to end; once a job that still trains while it is
+asked about. Every query of every dashboard and every recorded series has data by then,
 and every metric that an alert asks for exists. The alert of the fault reaches a webhook
 and resolves where nobody replaces the lost node until it has been told: the demo's
 standby takes over between two looks of Prometheus.
@@ -91,12 +91,10 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             mean = "fleet:outlast_incident_recovery_seconds:mean"
             wait_for(lambda: bool(api.now(mean)), "the incidents to be recorded")
             training_s = time.time()
-            # What comes after it has a test without Prometheus. The demo leaves nothing behind
-            # when it is asked to end.
-            process.terminate()
-            process.wait(DEADLINE_S)
+            assert process.wait(DEMO_DEADLINE_S) == 0, log.read_text()
             yield Run(api, over[0]["metric"]["job_id"], start_s, training_s)
     finally:
+        # The demo leaves nothing behind when it is asked to end.
         process.terminate()
         process.wait(DEADLINE_S)
 

@@ -64,7 +64,9 @@ class Forking:
         assert output is not None
         ready, _, _ = select.select([output], [], [], max(0.0, until_s - time.monotonic()))
         assert ready, "a script did not end in time"
-        said = json.loads(output.raw.readline())  # type: ignore[attr-defined]  # a pipe has one
+        line = output.raw.readline()  # type: ignore[attr-defined]  # a pipe has one
+        assert line, "the process that forks has ended; its errors are above"
+        said = json.loads(line)
         if "code" in said:
             self._codes[said["pid"]] = said["code"]
             self._running.discard(said["pid"])

@@ -61,9 +61,21 @@ def test_what_is_known_of_earlier_states_changes_nothing(trees: list[Any]) -> No
     leaves: Leaves = {}
     for tree in trees:
         found, fresh = flatten({"it": tree}, (), leaves), flatten({"it": tree})
+        leaves = found.leaves
         assert found.text == fresh.text
         assert list(found.tensors) == list(fresh.tensors)
         assert all(found.tensors[name].is_set_to(fresh.tensors[name]) for name in fresh.tensors)
+
+
+def test_a_state_that_differs_in_values_only_is_not_described_anew() -> None:
+    first = flatten({"it": {"a": torch.zeros(2), "b": torch.zeros(3)}})
+    state = {"a": torch.ones(2), "b": torch.ones(3)}
+    second = flatten({"it": state}, (), first.leaves)
+    assert second.leaves["it"] is first.leaves["it"]
+    assert second.text == first.text
+    assert second.tensors == {"it.a": state["a"], "it.b": state["b"]}
+    # One that has gone is kept no longer.
+    assert not flatten({"other": 1}, (), second.leaves).leaves
 
 
 def test_kinds_that_are_not_json_come_back() -> None:
