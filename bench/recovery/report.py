@@ -121,6 +121,7 @@ def _script_claims(kinds: dict[tuple[str, str], list[Row]], cost: dict[str, floa
         ),
         ("session_step", cost["step_us"], "us", "<= 20"),
         ("session_save_vs_copy", cost["save_vs_copy"], "x", "<= 1.1"),
+        ("session_save_vs_copy_one_thread", cost["save_vs_copy_one_thread"], "x", "reported"),
     )
     return [
         _ratio("kill_torchrun_vs_run", ">= 3", baseline, theirs, killed),

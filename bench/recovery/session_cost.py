@@ -7,11 +7,13 @@ Prints one line of JSON.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -43,20 +45,33 @@ def main() -> None:
     tensors += [value for state in optimizer.state.values() for value in state.values()]
     copies = WarmCopy(tensors)
     checkpoint.save(_STEPS + 1)
-    pairs = []
-    for number in range(_SAVES):
+    steps = itertools.count(_STEPS + 2)
+
+    def saved_and_copied() -> tuple[float, float]:
         copy_s = copies.copy()
         before_s = time.perf_counter()
-        checkpoint.save(_STEPS + 2 + number)
-        pairs.append((time.perf_counter() - before_s, copy_s))
+        checkpoint.save(next(steps))
+        return time.perf_counter() - before_s, copy_s
+
+    threads = torch.get_num_threads()
+    pairs = [saved_and_copied() for _ in range(_SAVES)]
+    # What torchrun gives each of several ranks.
+    torch.set_num_threads(1)
+    pairs_alone = [saved_and_copied() for _ in range(_SAVES)]
     facts = {
         "step_us": 1e6 * step_s,
+        "threads": threads,
         "save_s": statistics.median(save_s for save_s, _ in pairs),
         "copy_s": statistics.median(copy_s for _, copy_s in pairs),
-        "save_vs_copy": statistics.median(save_s / copy_s for save_s, copy_s in pairs),
+        "save_vs_copy": _ratio(pairs),
+        "save_vs_copy_one_thread": _ratio(pairs_alone),
         "state_bytes": sum(tensor.nbytes for tensor in tensors),
     }
     print(json.dumps(facts))
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    return statistics.median(save_s / copy_s for save_s, copy_s in pairs)
 
 
 def _begin(folder: Path) -> None:

@@ -37,7 +37,7 @@ from checkpoint.restore.redistribute import Passing, Target
 from checkpoint.restore.sharing import Neighbours, Node
 from checkpoint.stage import slotfile
 from checkpoint.stage.damage import leave_note, refuse
-from checkpoint.stage.hostcopy import copy_host_tensors
+from checkpoint.stage.hostcopy import copy_by_memmove
 from checkpoint.stage.payload import NamedTensor, map_tensors
 from checkpoint.stage.slot_sums import Verifier, damaged, stored_sums
 from checkpoint.stage.slotfile import SlotFile
@@ -339,7 +339,7 @@ def _copy_out(
         for number, index in enumerate(in_order):
             if sums is not None:
                 verified[number].result()
-            copy_host_tensors([(tensors[index].tensor, views[index])])
+            copy_by_memmove([tensors[index].tensor], [views[index]])
     if sums is not None:
         verifier.through(slot.payload_bytes)
 

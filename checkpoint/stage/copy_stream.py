@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from checkpoint.stage.hostcopy import copy_host_tensors
+from checkpoint.stage.hostcopy import FasterCopy, copy_by_torch
 
 
 class Copied(Protocol):
@@ -71,6 +71,9 @@ class HostCopyStream:
 
     is_async = False
 
+    def __init__(self) -> None:
+        self._copy = FasterCopy()
+
     def open(self, memory: Tensor) -> None:
         """Any memory will do."""
 
@@ -78,7 +81,7 @@ class HostCopyStream:
         """All work given so far is done."""
 
     def copy(self, sources: list[Tensor], into: list[Tensor]) -> Copied:
-        copy_host_tensors(zip(into, sources, strict=True))
+        self._copy(into, sources)
         return _DONE
 
     def close(self) -> None:
@@ -114,7 +117,7 @@ class ThreadCopyStream:
         while (given := self._given.get()) is not None:
             sources, into, ended = given
             try:
-                _copy(sources, into)
+                copy_by_torch(into, sources)
             except BaseException as error:  # noqa: BLE001  # whoever waits raises it
                 ended.error = error
             ended.event.set()
@@ -155,9 +158,11 @@ class CudaCopyStream:
             pinned.result()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
+    @torch.no_grad()
     def copy(self, sources: list[Tensor], into: list[Tensor]) -> Copied:
         with torch.cuda.stream(self._stream):
-            _copy(sources, into, non_blocking=True)
+            if sources:
+                torch._foreach_copy_(into, sources, non_blocking=True)
             # Blocking: whoever waits for it sleeps, and leaves the CPU to training.
             event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch's stubs
             event.record(self._stream)
@@ -196,13 +201,6 @@ class _Passed:
 
     def wait(self) -> None:
         self._event.synchronize()
-
-
-@torch.no_grad()
-def _copy(sources: list[Tensor], into: list[Tensor], *, non_blocking: bool = False) -> None:
-    """In one call, which lets other threads run Python from its beginning to its end."""
-    if sources:
-        torch._foreach_copy_(into, sources, non_blocking=non_blocking)
 
 
 def _driver() -> Any:

@@ -139,7 +139,11 @@ def _text(value: Any, path: str, flat: Flat) -> str:
 
 
 def _plain(value: Any) -> str:
-    return _quoted(value) if type(value) is str else json.dumps(value)
+    kind = type(value)
+    if kind is str:
+        return _quoted(value)
+    # Parameters have numbers in the states of optimizers.
+    return int.__repr__(value) if kind is int else json.dumps(value)
 
 
 def _pairs(value: Mapping[Any, Any], path: str, flat: Flat) -> str:

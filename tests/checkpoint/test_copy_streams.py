@@ -186,7 +186,7 @@ def test_a_slot_is_not_sealed_when_any_of_its_copies_failed(
     stager = make_stager(tmp_path, tensors, copy_stream=ThreadCopyStream())
     save(stager, 1)
     stager.finish(20.0)
-    copy = lane_module._copy
+    copy = lane_module.copy_by_torch
     calls = iter(range(1000))
 
     def fails_first(*arguments: Any, **named: Any) -> None:
@@ -194,7 +194,7 @@ def test_a_slot_is_not_sealed_when_any_of_its_copies_failed(
             raise RuntimeError("the device is gone")
         copy(*arguments, **named)
 
-    monkeypatch.setattr(lane_module, "_copy", fails_first)
+    monkeypatch.setattr(lane_module, "copy_by_torch", fails_first)
     save(stager, 2)
     with pytest.raises(RuntimeError, match="the device is gone"):
         stager.finish(20.0)
