@@ -60,6 +60,10 @@ class ModelShape:
     """The MLP has a gate beside its input projection (SwiGLU)."""
     windows: tuple[int | None, ...] = (None,)
     """Tokens a layer attends to, repeated over the depth; None: all before it."""
+    causal: bool = True
+    """Tokens attend to none behind them."""
+    head_transform: bool = False
+    """There is a linear layer before the output projection."""
     experts: ExpertShape | None = None
 
     @property
@@ -118,7 +122,7 @@ class ModelShape:
 
 def mean_keys(shape: ModelShape, window: int | None, convention: Convention) -> float:
     """Keys that a token attends to in one layer, the mean over the sequence."""
-    if convention is Convention.FULL:
+    if convention is Convention.FULL or not shape.causal:
         return shape.seq_len
     width = min(shape.seq_len, window or shape.seq_len)
     return width - width * (width - 1) / (2 * shape.seq_len)
@@ -127,7 +131,7 @@ def mean_keys(shape: ModelShape, window: int | None, convention: Convention) -> 
 def flops_per_token(shape: ModelShape, convention: Convention) -> float:
     """FLOPs of forward and backward for one token."""
     blocks = sum(shape.block_weights(layer) for layer in range(shape.layers))
-    weights = blocks + shape.vocab_size * shape.hidden
+    weights = blocks + shape.hidden * (shape.vocab_size + shape.head_transform * shape.hidden)
     return 6 * weights + 3 * sum(
         _attention_flops(shape, window, convention) for window in shape.layer_windows()
     )

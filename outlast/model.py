@@ -48,7 +48,7 @@ class RopeScalingSpec(Section):
 
 
 class ModelSpec(Section):
-    """A decoder-only transformer; the defaults are a GPT with learned positions."""
+    """A transformer of one stack; the defaults are a GPT with learned positions."""
 
     preset: PresetName | None = Field(
         None,
@@ -82,6 +82,11 @@ class ModelSpec(Section):
     seq_len: int = Field(128, ge=1, description="Tokens in one sequence.")
     tied_embeddings: bool = Field(
         True, description="Use the token embedding as the output projection too."
+    )
+    attention: Literal["causal", "bidirectional"] = Field(
+        "causal",
+        description="causal: a token attends to those before it. bidirectional: to all of its "
+        "sequence, or of its document with data.document_mask (BERT); needs data.masked.",
     )
     block: Literal["serial", "parallel"] = Field(
         "serial",
@@ -164,7 +169,18 @@ class ModelSpec(Section):
         None, description="Biases of queries, keys and values; attention_bias unless given."
     )
     mlp_bias: bool = Field(True, description="Biases in the MLP's linear layers.")
-    head_bias: bool = Field(False, description="A bias in an output projection of its own.")
+    head_bias: bool = Field(False, description="A bias in the output projection.")
+    head_transform: bool = Field(
+        False,
+        description="A linear layer, the activation and a norm before the output projection "
+        "(BERT).",
+    )
+    segments: int = Field(
+        0,
+        ge=0,
+        description="Rows of a table of segments, added to the embeddings (BERT has 2); all tokens "
+        "are of the first.",
+    )
     embedding_scale: float = Field(
         1.0, gt=0, description="Factor on the token embeddings (Gemma: the root of hidden)."
     )
@@ -257,6 +273,8 @@ class ModelSpec(Section):
             seq_len=self.seq_len,
             gated=self.is_gated,
             windows=kinds,
+            causal=self.attention == "causal",
+            head_transform=self.head_transform,
             experts=self._experts,
         )
 

@@ -20,6 +20,9 @@ PresetName = Literal[
     "megatron-2.5b",
     "megatron-4.2b",
     "megatron-8.3b",
+    "bert-336m",
+    "bert-1.3b",
+    "bert-3.9b",
     "ptd-1.7b",
     "ptd-3.6b",
     "ptd-7.5b",
@@ -73,6 +76,18 @@ class _Family:
 _GPT2 = _Family(source="Radford 2019", common={"vocab_size": 50257, "seq_len": 1024})
 # GPT-2's vocabulary, padded to a multiple of 1024 = 128 x 8 tensor ranks.
 _MEGATRON = _Family(source="arXiv 1909.08053", common={"vocab_size": 51200, "seq_len": 1024})
+# Norms before attention and MLP, which let it grow; BERT's vocabulary of 30,522, padded.
+_MEGATRON_BERT = _Family(
+    source="arXiv 1909.08053",
+    common={
+        "vocab_size": 30720,
+        "seq_len": 512,
+        "attention": "bidirectional",
+        "segments": 2,
+        "head_transform": True,
+        "head_bias": True,
+    },
+)
 _PTD = _Family(source="arXiv 2104.04473", common={"vocab_size": 51200, "seq_len": 2048})
 # The width of its window is not published, so there is none.
 _MEGASCALE = _Family(
@@ -148,6 +163,9 @@ PRESETS: Mapping[str, Preset] = {
     "megatron-2.5b": _MEGATRON.model(54, 1920, 20),
     "megatron-4.2b": _MEGATRON.model(64, 2304, 24),
     "megatron-8.3b": _MEGATRON.model(72, 3072, 32),
+    "bert-336m": _MEGATRON_BERT.model(24, 1024, 16),
+    "bert-1.3b": _MEGATRON_BERT.model(24, 2048, 32),
+    "bert-3.9b": _MEGATRON_BERT.model(48, 2560, 40),
     "ptd-1.7b": _PTD.model(24, 2304, 24),
     "ptd-3.6b": _PTD.model(30, 3072, 32),
     "ptd-7.5b": _PTD.model(36, 4096, 32),

@@ -80,9 +80,8 @@ def import_folder(
     family, section = _described(source, vocab_multiple)
     model = ModelSpec.model_validate(section)
     rules = rules_of(model, family)
-    with folders.opened(source, family.prefix) as weights:
-        tied = family.tables if model.tied_embeddings else None
-        weights.check_used(rules, tied)
+    with folders.opened(source, family) as weights:
+        weights.check_used(rules, is_tied=model.tied_embeddings)
         by_name = {f"{_MODEL}{rule.ours}": rule for rule in rules}
         rectangles = [
             _rectangle(name, _shape_of(rule, weights, source)) for name, rule in by_name.items()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from checkpoint.hf.families_alibi import ALIBI_FAMILIES
+from checkpoint.hf.families_bert import BERT_FAMILIES
 from checkpoint.hf.families_gpt import GPT_FAMILIES
 from checkpoint.hf.families_llama import LLAMA_FAMILIES
 from checkpoint.hf.families_moe import MOE_FAMILIES
@@ -15,7 +16,6 @@ from checkpoint.hf.family import Family
 
 # Well-known architectures that are refused, and what of them we lack or have not mapped.
 LACKING: Mapping[str, str] = {
-    "bert": "attention in both directions",
     "deepseek_v3": "latent attention",
     "gemma3": "an encoder of images",
     "gpt_oss": "attention sinks",
@@ -25,5 +25,7 @@ LACKING: Mapping[str, str] = {
 }
 FAMILIES: Mapping[str, Family] = {
     family.name: family
-    for family in (*LLAMA_FAMILIES, *GPT_FAMILIES, *ALIBI_FAMILIES, *MOE_FAMILIES)
+    for family in (
+        *(*LLAMA_FAMILIES, *GPT_FAMILIES, *ALIBI_FAMILIES, *MOE_FAMILIES, *BERT_FAMILIES),
+    )
 }

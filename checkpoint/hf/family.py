@@ -45,6 +45,12 @@ class Family:
     """Of all names but the head's; a model that was saved without a head lacks it."""
     tables: tuple[str, str] = ("model.embed_tokens.weight", "lm_head.weight")
     """The tables of the input and of the output, of which one may be a copy."""
+    copies: Mapping[str, str] = field(default_factory=dict)
+    """Tensors that may be there besides, each the same as another."""
+    unused: tuple[str, ...] = ()
+    """Beginnings of names of what belongs to other heads, which a model is without."""
+    older_names: Mapping[str, str] = field(default_factory=dict)
+    """Ends of names, and what they are in older files."""
     rotary: bool = True
     rope_theta: float = 10_000.0
     rope_fraction: float = 1.0

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from checkpoint.core.checked_json import canonical, sha256
 from checkpoint.hf.errors import DamagedFolderError
+from checkpoint.hf.family import Family
 from checkpoint.hf.rules import Rule
 from checkpoint.hf.tensor_files import TensorFile
 
@@ -38,6 +39,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     return _read_json(folder / CONFIG)
 
 
+def special_tokens(folder: Path) -> dict[str, int]:
+    """Ids of the tokenizer's special tokens; none where the folder has no `tokenizer.json`."""
+    path = folder / "tokenizer.json"
+    added = _read_json(path).get("added_tokens", []) if path.exists() else []
+    return {each["content"]: each["id"] for each in added if each.get("special")}
+
+
 def fingerprint(folder: Path) -> str:
     """The same for as long as its configuration and its files of weights are the same."""
     files = [
@@ -51,12 +59,12 @@ class Weights(Mapping[str, Tensor]):
     """Tensors of a folder by name, each read when it is asked for."""
 
     def __init__(
-        self, files: Mapping[str, TensorFile], prefix: str, *, outlines: bool = False
+        self, files: Mapping[str, TensorFile], family: Family, *, outlines: bool = False
     ) -> None:
-        self._files, self._prefix, self._outlines = files, prefix, outlines
+        self._files, self._family, self._outlines = files, family, outlines
 
     def __getitem__(self, name: str) -> Tensor:
-        for stored in (name, name.removeprefix(self._prefix)):
+        for stored in self._names(name):
             if stored in self._files:
                 file = self._files[stored]
                 return file.outline(stored) if self._outlines else file.read(stored)
@@ -65,7 +73,7 @@ class Weights(Mapping[str, Tensor]):
     @property
     def outlines(self) -> Mapping[str, Tensor]:
         """The same tensors without their values."""
-        return Weights(self._files, self._prefix, outlines=True)
+        return Weights(self._files, self._family, outlines=True)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
@@ -73,30 +81,53 @@ class Weights(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._files)
 
-    def check_used(self, rules: tuple[Rule, ...], tied: tuple[str, str] | None) -> None:
+    def check_used(self, rules: tuple[Rule, ...], *, is_tied: bool) -> None:
         """Raise DamagedFolderError where a tensor is there that no rule reads.
 
-        `tied` are the names of a table and of its copy, which may be there, and the same.
+        Copies of what is tied may be there, and the same.
         """
-        used = {name for rule in rules for name in rule.theirs}
-        used |= {name.removeprefix(self._prefix) for name in used}
-        unused = [name for name in self if name not in used and not name.endswith(_CONSTANTS)]
-        if tied is not None and tied[1] in unused:
-            if not torch.equal(self[tied[0]], self[tied[1]]):
+        used = {stored for rule in rules for name in rule.theirs for stored in self._names(name)}
+        unused = [
+            name
+            for name in self
+            if name not in used and not name.endswith(_CONSTANTS) and not self._is_of_others(name)
+        ]
+        for copy, original in self._copies(is_tied).items():
+            if copy not in unused:
+                continue
+            if not torch.equal(self[original], self[copy]):
                 raise DamagedFolderError(
-                    f"{tied[1]} differs from {tied[0]}, though config.json says that they are tied"
+                    f"{copy} differs from {original}, though config.json says that they are tied"
                 )
-            unused.remove(tied[1])
+            unused.remove(copy)
         if unused:
             more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
             raise DamagedFolderError(
                 f"the model that config.json describes has no {', '.join(unused[:3])}{more}"
             )
 
+    def _names(self, name: str) -> Iterator[str]:
+        """What it may be called in files."""
+        older = (name.replace(*each) for each in self._family.older_names.items())
+        for each in (name, *older):
+            yield from (each, each.removeprefix(self._family.prefix))
+
+    def _copies(self, is_tied: bool) -> dict[str, str]:
+        table, copy = self._family.tables
+        return {**self._family.copies, **({copy: table} if is_tied else {})}
+
+    def _is_of_others(self, name: str) -> bool:
+        """Whether it belongs to a head that the model is without."""
+        prefix = self._family.prefix
+        return any(
+            name.startswith((each, each.removeprefix(prefix))) for each in self._family.unused
+        )
+
 
 @contextmanager
-def opened(folder: Path, prefix: str) -> Iterator[Weights]:
-    """The weights of a folder; names may lack `prefix`, as those of a model without a head do.
+def opened(folder: Path, family: Family) -> Iterator[Weights]:
+    """The weights of a folder; names may lack the prefix of the family, as those of a model
+    without a head do.
 
     Raises:
         DamagedFolderError: a file is missing or damaged.
@@ -116,7 +147,7 @@ def opened(folder: Path, prefix: str) -> Iterator[Weights]:
     try:
         for path in paths:
             files.append(TensorFile(path))
-        yield Weights({name: file for file in files for name in file.names}, prefix)
+        yield Weights({name: file for file in files for name in file.names}, family)
     finally:
         for file in files:
             file.close()

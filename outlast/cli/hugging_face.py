@@ -216,7 +216,22 @@ def _spec_of(done: Imported, url: str, source: Path) -> dict[str, Any]:
     """A spec that begins with the weights."""
     letters = "".join(c if c.isalnum() else "-" for c in source.resolve().name.lower())
     name = letters.strip("-")[:53].strip("-") or done.family
-    return {"name": name, "model": dict(_shown(done)), "checkpoint": {"load": url}}
+    spec = {"name": name, "model": dict(_shown(done)), "checkpoint": {"load": url}}
+    if done.section.get("attention") == "bidirectional":
+        spec["data"] = {"masked": _masked(source)}
+    return spec
+
+
+def _masked(source: Path) -> dict[str, Any]:
+    """How BERT was trained, with the special tokens of the folder's tokenizer, if it has one."""
+    from checkpoint.hf.folder import special_tokens
+
+    special = special_tokens(source)
+    found: dict[str, Any] = {"fraction": 0.15}
+    mask = next((special.pop(each) for each in ("[MASK]", "<mask>") if each in special), None)
+    if mask is not None:
+        found["mask_token"] = mask
+    return {**found, "never": sorted(special.values())} if special else found
 
 
 def _shown(done: Imported) -> list[tuple[str, Any]]:

@@ -52,6 +52,11 @@ def load_model(
     from trainer.generation import Model
 
     found = spec_for(job, spec, controller, state_dir)
+    if found.model.attention == "bidirectional":
+        raise CliError(
+            f"{job} has a model that predicts hidden tokens (model.attention: bidirectional), and "
+            "not what comes next; allowed: jobs with a causal model"
+        )
     storage = Storage(url_of(job, controller, state_dir))
     chosen = chosen_step(storage, step)
     used = tokenizers.load(tokenizer or _tokenizer_of(found, storage, chosen))

@@ -9,7 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outlast.problems import FieldProblem, UnreadError, collect
-from outlast.rules import checkpoint, data, elastic, job, layout, model, sizes, training, workload
+from outlast.rules import (
+    checkpoint,
+    data,
+    elastic,
+    job,
+    layout,
+    masked,
+    model,
+    sizes,
+    training,
+    workload,
+)
 from outlast.rules.nearest import nearest_layouts
 
 if TYPE_CHECKING:
@@ -22,6 +33,7 @@ RULES = (
     *data.RULES,
     *checkpoint.RULES,
     *model.RULES,
+    *masked.RULES,
     *layout.RULES,
     *training.RULES,
     *job.RULES,

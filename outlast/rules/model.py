@@ -189,9 +189,6 @@ def _check_options(spec: JobSpec) -> list[FieldProblem]:
     if model.positions == "alibi" and model.attention_softcap is not None:
         given, needed = model.attention_softcap, "model.positions other than alibi"
         problems.append(only_with("model.attention_softcap", given, needed, "alibi"))
-    if model.head_bias and model.tied_embeddings:
-        needed = "model.tied_embeddings = false"
-        problems.append(only_with("model.head_bias", "true", needed, "with a shared table"))
     return problems
 
 

@@ -33,6 +33,7 @@ class ModelFacts:
     learned_positions: bool = True
     alibi: bool = False
     embedding_norm: bool = False
+    segments: int = 0
     rotary: tuple[bool, ...] = (False,)
     """Whether a layer rotates, repeated over the depth."""
     rms_norm: bool = False
@@ -43,6 +44,7 @@ class ModelFacts:
     """Of each head, with the same weights on all tensor ranks, or of all heads together."""
     mlp_bias: bool = True
     head_bias: bool = False
+    head_transform: bool = False
     dropout: bool = False
     attention_dropout: bool = False
     attention_softcap: bool = False
@@ -214,10 +216,12 @@ def summed_by_tensor_ranks(facts: PlanInput, stage: int) -> int:
     ]
     if units.input_ends:
         norm = units.input_norm
-        buckets.append((units.input_ends - table - norm, _position_parameters(model)))
+        rows = _position_parameters(model) + _segment_parameters(model)
+        buckets.append((units.input_ends - table - norm, rows))
         buckets.append((norm, norm))
     if units.output_ends:
-        buckets.append((units.output_ends - table, _last_norm_parameters(model)))
+        replicated = _last_norm_parameters(model) + _transform_parameters(model)
+        buckets.append((units.output_ends - table, replicated))
     share = facts.layout.dp if facts.zero.level else 1
     return sum(min(replicated, -(-size // share)) for size, replicated in buckets)
 
@@ -286,6 +290,7 @@ def _head_norm_parameters(model: ModelFacts) -> int:
 
 def _input_parameters(model: ModelFacts, tp: int) -> int:
     tables = _table_parameters(model, tp) + _position_parameters(model)
+    tables += _segment_parameters(model)
     return tables + _input_norm_parameters(model)
 
 
@@ -301,11 +306,21 @@ def _position_parameters(model: ModelFacts) -> int:
     return model.shape.seq_len * model.shape.hidden if model.learned_positions else 0
 
 
+def _segment_parameters(model: ModelFacts) -> int:
+    return model.segments * model.shape.hidden
+
+
+def _transform_parameters(model: ModelFacts) -> int:
+    """A linear layer with its bias, and a norm."""
+    hidden = model.shape.hidden
+    return (hidden + 1 + model.norm_vectors) * hidden if model.head_transform else 0
+
+
 def _output_parameters(model: ModelFacts, tp: int, *, has_table: bool) -> int:
     shape = model.shape
     table = _table_parameters(model, tp) if has_table else 0
     bias = shape.vocab_size // tp if model.head_bias else 0
-    return _last_norm_parameters(model) + table + bias
+    return _last_norm_parameters(model) + _transform_parameters(model) + table + bias
 
 
 def _last_norm_parameters(model: ModelFacts) -> int:

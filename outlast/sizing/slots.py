@@ -27,6 +27,8 @@ _EXPERT_TENSORS, _EXPERT_CUTS = 4, 2
 # at most three dimensions. A stage's ends are up to four units, and one more
 # of two tensors where embeddings have a norm.
 _CUTS, _END_UNITS, _NORM_TENSORS = 4, 4, 2
+# A linear layer with a bias, and a norm.
+_TRANSFORM_TENSORS = 4
 # Of each parameter the weight and two moments are saved.
 _SAVED_OF_EACH = 3
 
@@ -53,5 +55,8 @@ def _num_tensors(facts: PlanInput, stage: int) -> int:
     blocks = layers_of(facts.parts(stage))
     with_experts = sum(facts.model.shape.experts_of(layer) is not None for layer in blocks)
     more = with_experts * (_EXPERT_TENSORS + (_EXPERT_CUTS if cuts else 0))
-    more += facts.model.embedding_norm * (_NORM_TENSORS + cuts)
+    if any(part.is_first for part in facts.parts(stage)):
+        more += facts.model.embedding_norm * (_NORM_TENSORS + cuts) + (facts.model.segments > 0)
+    if any(part.is_last for part in facts.parts(stage)):
+        more += facts.model.head_transform * _TRANSFORM_TENSORS
     return len(blocks) * (_BLOCK_TENSORS + cuts) + more + _END_TENSORS + _END_UNITS * cuts

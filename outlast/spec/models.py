@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 
 from outlast.detectors import DetectorsSpec
 from outlast.layout import Layout
+from outlast.masked import MaskedSpec
 from outlast.model import ModelSpec
 from outlast.recovery import RecoverySpec
 from outlast.section import Section
@@ -128,6 +129,7 @@ class DataSpec(Section):
         description="Each document of tokens apart: attention sees no other one, positions begin "
         "at 0 in each, and no document's first token is predicted from the one before.",
     )
+    masked: MaskedSpec = MaskedSpec()
     source: str = Field(
         "python-stdlib",
         min_length=1,

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.trainer.hf_models import CONFIGS
+from tests.trainer.hf_models import CAUSAL, CONFIGS, load
 
 PROMPT, GENERATED, NUM_LAST = [3, 14, 15, 92, 65, 35, 89, 79], 6, 3
 _ROOT = Path(__file__).parents[2]
@@ -45,25 +45,20 @@ def save(folder: Path) -> None:
 
 def compare(one: Path, other: Path) -> None:
     import torch
-    import transformers
 
-    load = transformers.AutoModelForCausalLM.from_pretrained
     tokens = torch.arange(24).view(2, 12)
     for name in sorted(path.name for path in other.iterdir()):
-        logits = [load(each / name, dtype=torch.float32)(tokens).logits for each in (one, other)]
+        logits = [load(each / name)(tokens).logits for each in (one, other)]
         print(name, torch.equal(*logits))
 
 
 def go_on(folder: Path) -> None:
     """Print what each model likes best behind a prompt, token by token."""
     import torch
-    import transformers
 
     found = {}
-    for name in sorted(path.name for path in folder.iterdir()):
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder / name, dtype=torch.float32
-        )
+    for name in CAUSAL:
+        model = load(folder / name)
         tokens = torch.tensor([PROMPT])
         for _ in range(GENERATED):
             with torch.no_grad():
@@ -76,13 +71,10 @@ def go_on(folder: Path) -> None:
 def likelihoods(folder: Path) -> None:
     """Print the log-likelihood of the last `NUM_LAST` tokens of `PROMPT`, and of the likeliest."""
     import torch
-    import transformers
 
     found = {}
-    for name in sorted(path.name for path in folder.iterdir()):
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder / name, dtype=torch.float32
-        )
+    for name in CAUSAL:
+        model = load(folder / name)
         with torch.no_grad():
             logits = model(torch.tensor([PROMPT[:-1]])).logits[0, -NUM_LAST:]
         logs = torch.log_softmax(logits.double(), dim=-1)

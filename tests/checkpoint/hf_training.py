@@ -1,7 +1,8 @@
 """What `transformers` trains in tests of conversion: a program, as it takes long to import.
 
 `train FOLDER` writes a small model of each config to FOLDER/before and, after a few steps of
-AdamW on FOLDER/batches.npy, to FOLDER/after; the losses go to FOLDER/losses.json.
+AdamW on FOLDER/causal.npz or FOLDER/masked.npz, to FOLDER/after; the losses go to
+FOLDER/losses.json.
 `compare FOLDER` prints how far the models in FOLDER/exported are from those in FOLDER/after, by
 name: the largest difference of logits, in parts of the largest logit, and that of weights.
 """
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.trainer.hf_models import CONFIGS, loss_of
+from tests.trainer.hf_models import CAUSAL, CONFIGS, load, loss_of
 
 _ROOT = Path(__file__).parents[2]
 # As the spec has it. Where a gradient is nearly zero, epsilon keeps its rounding out of the step:
@@ -34,13 +35,17 @@ def run(*arguments: object) -> str:
     return done.stdout
 
 
+def kind_of(name: str) -> str:
+    """What a model is trained to predict."""
+    return "causal" if name in CAUSAL else "masked"
+
+
 def train(folder: Path) -> None:
     import torch
     import transformers
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    batches = torch.from_numpy(np.load(folder / "batches.npy"))
     losses = {}
     for name, (model_class, config_class, options) in CONFIGS.items():
         config = getattr(transformers, config_class)(**options)
@@ -52,7 +57,7 @@ def train(folder: Path) -> None:
                 start = 1.0 if float(parameter.flatten()[0]) == 1.0 else 0.0
                 parameter.copy_(start + 0.1 * torch.randn_like(parameter))
         model.save_pretrained(folder / "before" / name)
-        losses[name] = _steps(model, batches)
+        losses[name] = _steps(model, np.load(folder / f"{kind_of(name)}.npz"))
         model.save_pretrained(folder / "after" / name)
     (folder / "losses.json").write_text(json.dumps(losses))
 
@@ -68,8 +73,8 @@ def _steps(model: Any, batches: Any) -> list[float]:
     ]
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS)
     losses = []
-    for rows in batches:
-        loss = loss_of(model, rows[:, :-1], rows[:, 1:], MICRO_BATCH)
+    for rows in zip(batches["tokens"], batches["targets"], strict=True):
+        loss = loss_of(model, *map(torch.from_numpy, rows), MICRO_BATCH)
         losses.append(loss.item())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
@@ -80,16 +85,13 @@ def _steps(model: Any, batches: Any) -> list[float]:
 
 def compare(folder: Path) -> None:
     import torch
-    import transformers
 
     torch.set_num_threads(1)
-    tokens = torch.from_numpy(np.load(folder / "batches.npy"))[0, :, :-1]
+    tokens = torch.from_numpy(np.load(folder / "causal.npz")["tokens"][0])
     found = {}
     for name in CONFIGS:
         ours, theirs = (
-            transformers.AutoModelForCausalLM.from_pretrained(
-                folder / kind / name, dtype=torch.float32, attn_implementation="eager"
-            )
+            load(folder / kind / name, attn_implementation="eager")
             for kind in ("exported", "after")
         )
         with torch.no_grad():

@@ -192,3 +192,59 @@ def test_commands_import_and_export(llama: Path, tmp_path: Path) -> None:
     exported = outlast_json("export", "hf", str(root), str(out), "--spec", str(spec))
     assert exported["architecture"] == "LlamaForCausalLM"
     assert weights(out).keys() == weights(llama).keys()
+
+
+@pytest.fixture
+def older_bert(saved: Path, tmp_path: Path) -> Path:
+    """A folder as BERT was published: with heads that the model is without, and older names."""
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    shutil.copy(saved / "bert" / "config.json", folder)
+    special = [{"id": 90, "content": "[MASK]", "special": True}]
+    special += [{"id": 91, "content": "[CLS]", "special": True}]
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": special}))
+    found = weights(saved / "bert")
+    older = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): tensor
+        for name, tensor in found.items()
+    }
+    save_file(
+        {
+            **older,
+            "bert.pooler.dense.weight": torch.zeros(32, 32),
+            "cls.seq_relationship.bias": torch.zeros(2),
+            "bert.embeddings.position_ids": torch.zeros(1, 80),
+            "cls.predictions.decoder.bias": found["cls.predictions.bias"].clone(),
+        },
+        folder / "model.safetensors",
+    )
+    return folder
+
+
+def test_bert_as_it_was_published_goes_in(older_bert: Path, saved: Path, tmp_path: Path) -> None:
+    url = str(tmp_path / "root")
+    spec = str(tmp_path / "spec.yaml")
+    done = outlast("import", "hf", str(older_bert), url, "--spec", spec)
+    assert done.returncode == ExitCode.OK, done.stderr
+    written = yaml.safe_load(Path(spec).read_text())
+    assert written["data"] == {"masked": {"fraction": 0.15, "mask_token": 90, "never": [91]}}
+    out = tmp_path / "out"
+    export_folder(Storage(url), 0, model_of(older_bert), out, like=older_bert)
+    before, after = weights(saved / "bert"), weights(out)
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    # It does not go on with a text.
+    done = outlast("generate", url, "--spec", spec, "--prompt", "a")
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert "predicts hidden tokens" in done.stderr
+
+
+def test_a_copy_that_differs_is_refused(older_bert: Path, tmp_path: Path) -> None:
+    path = older_bert / "model.safetensors"
+    save_file({**load_file(path), "cls.predictions.decoder.bias": torch.zeros(96)}, path)
+    with pytest.raises(
+        DamagedFolderError, match=r"decoder\.bias differs from cls\.predictions\.bias"
+    ):
+        import_folder(older_bert, Storage(str(tmp_path / "root")))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, MLP = 4, 32, 4, 2, 48
@@ -237,6 +239,15 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }
 CONFIGS |= {
+    "bert": (
+        "BertForMaskedLM",
+        "BertConfig",
+        {
+            **{name: value for name, value in _SHAPE.items() if name != "num_key_value_heads"},
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        },
+    ),
     # Twelve heads: no power of two.
     "bloom": (
         "BloomForCausalLM",
@@ -293,6 +304,8 @@ CONFIGS |= {
         },
     ),
 }
+# Those that go on with a text; the others predict hidden tokens.
+CAUSAL = tuple(name for name in CONFIGS if not CONFIGS[name][0].endswith("MaskedLM"))
 # What a spec adds to the section: of the second tensor rank half the rows are padding, or all.
 _PADDED = {"qwen3": {"vocab_multiple": 128}, "gemma": {"vocab_multiple": 256}}
 
@@ -305,13 +318,27 @@ def section_for(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     return {**section_of(config), **_PADDED.get(name, {}), "seq_len": SEQ_LEN}
 
 
+def load(folder: Path, **options: Any) -> Any:
+    """The model of a folder, as the class that its config names."""
+    import torch
+    import transformers
+
+    (architecture,) = json.loads((folder / "config.json").read_text())["architectures"]
+    found = getattr(transformers, architecture)
+    return found.from_pretrained(folder, dtype=torch.float32, **options)
+
+
 def loss_of(model: Any, tokens: Any, targets: Any, micro_batch: int) -> Any:
-    """The mean loss; the router's, where the config asks for it, of each micro-batch by itself."""
+    """The mean loss over targets that are not -1.
+
+    The router's, where the config asks for it, is of each micro-batch by itself.
+    """
     import torch
 
     if not getattr(model.config, "output_router_logits", False):
         logits = model(tokens, use_cache=False).logits
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        flat = logits.flatten(0, 1), targets.flatten()
+        return torch.nn.functional.cross_entropy(*flat, ignore_index=-1)
     losses = []
     for part, wanted in zip(tokens.split(micro_batch), targets.split(micro_batch), strict=True):
         found = model(part, use_cache=False)

@@ -130,15 +130,17 @@ def _kept_logits(chunk: GptChunk, tp: TensorParallel, config: GptConfig) -> list
     logits: list[Tensor] = []
     if chunk.part.is_last:
         table = chunk.tokens if chunk.head is None else chunk.head
+        bias = table.bias if chunk.head_bias is None else chunk.head_bias.weight
 
         def keep_logits(_module: Any, _inputs: Any, normed_SBD: Tensor) -> None:
-            found = column_linear(normed_SBD.detach(), table.weight, table.bias, tp)
+            found = column_linear(normed_SBD.detach(), table.weight, bias, tp)
             found = found * config.logit_scale
             if (cap := config.logit_softcap) is not None:
                 found = cap * torch.tanh(found / cap)
             logits.append(found.detach())
 
-        chunk.norm.register_forward_hook(keep_logits)
+        last = chunk.norm if chunk.head_transform is None else chunk.head_transform
+        last.register_forward_hook(keep_logits)
     return logits
 
 

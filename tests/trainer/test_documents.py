@@ -45,6 +45,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sum": {"norm_place": "sum", "recompute": "full"},
     "softcap": {"attention_softcap": 5.0, "window": 9},
     "parallel": {"block": "parallel", "learned_positions": False, "rope": ROPE},
+    "bidirectional": {"bidirectional": True, "kv_heads": 2},
+    "bidirectional-softcap": {"bidirectional": True, "attention_softcap": 5.0},
     "recomputed": {"recompute": "selective", "learned_positions": False, "rope": ROPE},
     "recomputed-whole": {"recompute": "full"},
 }
@@ -129,13 +131,14 @@ def test_every_layout_keeps_documents_apart(ranks: RankPool, name: str) -> None:
     assert dense["norm"] != pytest.approx(joined["norm"], rel=1e-3)
 
 
-@pytest.mark.parametrize("window", [None, 100])
-def test_flex_attention_sees_the_same_documents(window: int | None) -> None:
+@pytest.mark.parametrize(("window", "bidirectional"), [(None, False), (100, False), (None, True)])
+def test_flex_attention_sees_the_same_documents(window: int | None, bidirectional: bool) -> None:
     """Uncompiled and forward only: that is what it can do on CPU."""
     starts = torch.tensor([[0] * 130 + [130] * 170, [0] * 300, [0] * 128 + [128, *[129] * 171]])
-    documents, generator = Documents(starts.t()), torch.Generator().manual_seed(1)
+    documents, other = (Documents(starts.t(), bidirectional=bidirectional) for _ in range(2))
+    generator = torch.Generator().manual_seed(1)
     q, k, v = torch.randn(3, 3, 2, 300, 8, generator=generator)
-    mask = Documents(starts.t()).block_mask(window)
+    mask = other.block_mask(window)
     found = masked_flex_attention(q, k, v, mask, compiled=False)
     allowed = documents.mask(window)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=allowed)

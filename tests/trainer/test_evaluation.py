@@ -15,7 +15,7 @@ from checkpoint.storage.storage import Storage
 from outlast.cli.errors import ExitCode
 from tests.checkpoint import hf_folders
 from tests.cli.running import outlast, outlast_json
-from tests.trainer.hf_models import CONFIGS
+from tests.trainer.hf_models import CAUSAL
 from tests.trainer.test_generation import model_of
 from trainer import evaluation
 from trainer.data.corpus.tokenizer import Tokenizer, load
@@ -32,7 +32,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_texts_are_as_likely_as_transformers_finds_them(saved: Path, tmp_path: Path) -> None:
     expected = json.loads(hf_folders.run("likelihoods", saved))
-    for name in CONFIGS:
+    for name in CAUSAL:
         model = model_of(saved / name, Storage(str(tmp_path / name)))
         found = model.likelihood(hf_folders.PROMPT, hf_folders.NUM_LAST)
         assert found.log_likelihood == pytest.approx(expected[name][0], rel=1e-4), name

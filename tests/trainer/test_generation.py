@@ -16,7 +16,7 @@ from outlast.cli.errors import ExitCode
 from outlast.spec.parse import accepted_spec
 from tests.checkpoint import hf_folders
 from tests.cli.running import outlast, outlast_json
-from tests.trainer.hf_models import CONFIGS
+from tests.trainer.hf_models import CAUSAL
 from trainer.generation import Model, Sampling
 
 
@@ -37,7 +37,7 @@ def model_of(source: Path, root: Storage) -> Model:
 def test_the_likeliest_tokens_are_those_of_transformers(saved: Path, tmp_path: Path) -> None:
     expected = json.loads(hf_folders.run("go_on", saved))
     how = Sampling(max_tokens=hf_folders.GENERATED)
-    for name in CONFIGS:
+    for name in CAUSAL:
         model = model_of(saved / name, Storage(str(tmp_path / name)))
         found = list(model.go_on(hf_folders.PROMPT, how, until_s=math.inf))
         assert found == expected[name], name

@@ -35,11 +35,14 @@ TOLERANCE = 1e-5
 
 def spec_of(folder: Path, model: dict[str, Any], **sections: Any) -> dict[str, Any]:
     (beta1, beta2), tokens = hf_training.BETAS, str(folder / "tokens.npy")
+    data = {"tokens": tokens, "validation_tokens": tokens, "global_batch": SEQUENCES}
+    if model.get("attention") == "bidirectional":
+        data["masked"] = {"fraction": 0.15, "mask_token": 7}
     document = {
         "name": "job",
         "steps": STEPS,
         "model": {**model, "seq_len": SEQ_LEN},
-        "data": {"tokens": tokens, "validation_tokens": tokens, "global_batch": SEQUENCES},
+        "data": data,
         "optimizer": {
             "lr": hf_training.LR,
             "beta1": beta1,
@@ -68,16 +71,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         is_first_stage=True,
         is_last_stage=True,
     )
-    spec = parse_spec(spec_of(folder, {"vocab_size": VOCAB}))
-    data = open_data(spec, cast(Mesh, mesh), folder)
-    batches = [
-        [
-            torch.cat((batch.tokens.t(), batch.targets[-1:].t()), dim=1)
-            for batch in data.train.micro_batches(step)
-        ]
-        for step in range(1, STEPS + 1)
-    ]
-    np.save(folder / "batches.npy", torch.stack([torch.cat(rows) for rows in batches]).numpy())
+    for kind, attention in (("causal", "causal"), ("masked", "bidirectional")):
+        spec = parse_spec(spec_of(folder, {"vocab_size": VOCAB, "attention": attention}))
+        data = open_data(spec, cast(Mesh, mesh), folder)
+        batches = [data.train.micro_batches(step) for step in range(1, STEPS + 1)]
+        tokens, targets = (
+            torch.stack([torch.cat([getattr(each, part).t() for each in step]) for step in batches])
+            for part in ("tokens", "targets")
+        )
+        np.savez(folder / f"{kind}.npz", tokens=tokens, targets=targets)
     hf_training.run("train", folder)
     return folder
 

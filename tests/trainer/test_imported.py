@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from checkpoint.hf.convert import export_folder, import_folder
+from checkpoint.hf.families import FAMILIES
 from checkpoint.hf.folder import opened
 from checkpoint.loading import wrong_to_load
 from checkpoint.storage.storage import Storage
@@ -140,6 +141,7 @@ def test_what_was_padded_comes_out_without(exported: Path, tmp_path: Path) -> No
     model = parse_spec({"name": "a", "model": done.section}).model
     assert (model.vocab_size, model.vocab_rows) == (259, 320)
     export_folder(root, 0, model, tmp_path / "out", dtype=torch.float32)
-    with opened(exported, "model.") as before, opened(tmp_path / "out", "model.") as after:
+    llama = FAMILIES["llama"]
+    with opened(exported, llama) as before, opened(tmp_path / "out", llama) as after:
         assert set(before) == set(after)
         assert all(torch.equal(before[name], after[name]) for name in before)

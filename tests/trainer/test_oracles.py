@@ -54,9 +54,9 @@ RUNS_OF_EXPERTS = {
 }
 
 
-# A norm of the embeddings, whose weights a backward pass needs without the tables before it; and
-# no norm before the output.
-WITH_OTHER_ENDS = ("bloom", "gpt")
+# A norm of the embeddings, whose weights a backward pass needs without the tables before it; no
+# norm before the output; and a layer before it.
+WITH_OTHER_ENDS = ("bloom", "gpt", "bert")
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,7 @@ def jobs(draw: st.DrawFn) -> JobSpec:
     block = draw(st.sampled_from(("serial", "parallel")))
     norm = draw(st.sampled_from(("layernorm", "rmsnorm")))
     tied, biased = draw(st.booleans()), draw(st.booleans())
+    activation = draw(st.sampled_from(("gelu", "geglu")))
     model = {
         "layers": draw(st.integers(parts, parts + 3)) if chunks == 1 else parts,
         "heads": heads,
@@ -48,14 +49,16 @@ def jobs(draw: st.DrawFn) -> JobSpec:
         "tied_embeddings": tied,
         "positions": draw(st.sampled_from(("learned", "rope", "alibi"))),
         "embedding_norm": draw(st.booleans()),
-        "activation": draw(st.sampled_from(("gelu", "geglu"))),
+        "activation": activation,
         "head_width": draw(st.sampled_from((None, 2, 8))),
         "qk_norm": draw(st.sampled_from(_QK_NORMS[norm])),
         "qkv_bias": draw(st.sampled_from((None, True, False))),
         "vocab_multiple": draw(st.sampled_from((1, 64))),
         "attention_bias": biased or draw(st.booleans()),
         "mlp_bias": biased or draw(st.booleans()),
-        "head_bias": not tied and draw(st.booleans()),
+        "head_bias": draw(st.booleans()),
+        "head_transform": activation != "geglu" and draw(st.booleans()),
+        "segments": draw(st.sampled_from((0, 2))),
         "block": block,
         "block_biases": 2 if block == "parallel" and biased else 1,
         "norm": norm,

@@ -37,6 +37,9 @@ PRINTED = {
     "megatron-2.5b": "2.5",
     "megatron-4.2b": "4.2",
     "megatron-8.3b": "8.3",
+    "bert-336m": "0.34",
+    "bert-1.3b": "1.3",
+    "bert-3.9b": "3.9",
     "ptd-1.7b": "1.7",
     "ptd-3.6b": "3.6",
     "ptd-7.5b": "7.5",
@@ -60,7 +63,10 @@ PRINTED = {
 
 
 def spec_of(**model: object) -> JobSpec:
-    return parse_spec({"name": "preset", "model": model})
+    document: dict[str, object] = {"name": "preset", "model": model}
+    if "bert" in str(model["preset"]):
+        document["data"] = {"masked": {"fraction": 0.15, "mask_token": 103}}
+    return parse_spec(document)
 
 
 def test_every_name_has_a_model_and_a_published_size() -> None:

@@ -32,7 +32,12 @@ MODEL_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
     ({"window_pattern": ["local", "global"]}, "model.window_pattern", "only with model.window"),
     ({"window": 4, "window_pattern": ["global"]}, "model.window_pattern", "at least one local"),
     ({"block_norms": 2}, "model.block_norms", "only with model.block = parallel"),
-    ({"head_bias": True}, "model.head_bias", "only with model.tied_embeddings = false"),
+    ({"attention": "bidirectional"}, "model.attention", r"data\.masked\.fraction above 0"),
+    (
+        {"head_transform": True, "activation": "swiglu"},
+        "model.head_transform",
+        "only with a model.activation without a gate, not swiglu",
+    ),
     ({"rope_theta": 5e5}, "model.rope_theta", "500000.0, .* model.positions = rope, not learned"),
     ({"rope_fraction": 0.5}, "model.rope_fraction", "only with model.positions = rope"),
     (
@@ -53,6 +58,29 @@ def test_what_is_wrong_with_a_model_is_said(
     model: dict[str, Any], field: str, message: str
 ) -> None:
     found = problems(model=model)
+    assert list(found) == [field]
+    assert re.search(message, found[field])
+
+
+_BOTH_WAYS = {"attention": "bidirectional"}
+_HIDDEN = {"fraction": 0.2, "mask_token": 5}
+MASKED_PROBLEMS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
+    ({}, {"fraction": 0.2, "mask_token": 5}, "data.masked.fraction", "attention = bidirectional"),
+    ({}, {"mask_token": 5}, "data.masked.mask_token", r"only with data\.masked\.fraction above 0"),
+    (_BOTH_WAYS, {"fraction": 0.2}, "data.masked.mask_token", "is required"),
+    (_BOTH_WAYS, {**_HIDDEN, "mask_token": 256}, "data.masked.mask_token", "0 to .* = 255"),
+    (_BOTH_WAYS, {**_HIDDEN, "never": [3, 256]}, "data.masked.never", "0 to .* = 255"),
+    (_BOTH_WAYS, {**_HIDDEN, "random": 0.7, "kept": 0.4}, "data.masked.random", "1 at most"),
+    ({**_BOTH_WAYS, "window": 8}, _HIDDEN, "model.window", "attention = causal"),
+    ({**_BOTH_WAYS, "positions": "alibi"}, _HIDDEN, "model.positions", "attention = causal"),
+]
+
+
+@pytest.mark.parametrize(("model", "masked", "field", "message"), MASKED_PROBLEMS)
+def test_what_is_wrong_with_hidden_tokens_is_said(
+    model: dict[str, Any], masked: dict[str, Any], field: str, message: str
+) -> None:
+    found = problems(model=model, data={"masked": masked})
     assert list(found) == [field]
     assert re.search(message, found[field])
 

@@ -244,7 +244,9 @@ def _input_bytes(facts: PlanInput) -> int:
 def _output_bytes(facts: PlanInput) -> int:
     """The last norm's input, and the gradients that are made with the loss."""
     size = facts.sizes.weight
-    return 2 * facts.stream_values * size + _table_values(facts) * max(size, _NARROWEST_SUM_BYTES)
+    # A layer before the projection keeps its input, its activation's and its norm's.
+    values = (5 if facts.model.head_transform else 2) * facts.stream_values
+    return values * size + _table_values(facts) * max(size, _NARROWEST_SUM_BYTES)
 
 
 def _table_values(facts: PlanInput) -> int:

@@ -61,9 +61,18 @@ class Split:
 
     reads_elsewhere = False
 
-    def __init__(self, dataset: Dataset[_Sample], plan: Plan[_Sample]) -> None:
+    def __init__(
+        self,
+        dataset: Dataset[_Sample],
+        plan: Plan[_Sample],
+        change: Callable[[MicroBatch, int, Sequence[_Sample]], MicroBatch] | None = None,
+    ) -> None:
+        """`change` is what becomes of a micro-batch, given with its step and its samples."""
+
         def read(step: int, replica: int, index: int) -> MicroBatch:
-            return dataset.read(plan.samples(step, replica, index))
+            samples = plan.samples(step, replica, index)
+            batch = dataset.read(samples)
+            return batch if change is None else change(batch, step, samples)
 
         self._read = read
         self.num_micro_batches = plan.num_micro_batches

@@ -37,7 +37,7 @@ from trainer.parallel.comm import Comm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCore:
-    """Causal attention of one layer over this rank's heads."""
+    """Attention of one layer over this rank's heads."""
 
     config: GptConfig
     layer: int
@@ -101,7 +101,7 @@ class AttentionCore:
                 return core(q_BHSC, k_BGSC, v_BGSC, documents.mask(window))
             if window is not None:
                 return windowed_attention(q_BHSC, k_BGSC, v_BGSC, window, core)
-            return core(q_BHSC, k_BGSC, v_BGSC, None)
+            return core(q_BHSC, k_BGSC, v_BGSC, self._everything(q_BHSC))
         if documents is not None:
             if q_BHSC.is_cuda:
                 mask = documents.block_mask(window)
@@ -112,7 +112,7 @@ class AttentionCore:
                 q_BHSC,
                 k_BGSC,
                 v_BGSC,
-                is_causal=True,
+                is_causal=not self.config.bidirectional,
                 enable_gqa=_shares(q_BHSC, k_BGSC),
                 scale=scale,
             )
@@ -120,6 +120,13 @@ class AttentionCore:
             return flex_attention(q_BHSC, k_BGSC, v_BGSC, window, scale=scale)
         core = partial(masked_sdpa, scale=scale)
         return windowed_attention(q_BHSC, k_BGSC, v_BGSC, window, core)
+
+    def _everything(self, q_BHSC: Tensor) -> Tensor | None:
+        """A mask that hides nothing; None where attention is causal."""
+        if not self.config.bidirectional:
+            return None
+        seq_len = q_BHSC.shape[2]
+        return torch.ones(seq_len, seq_len, dtype=torch.bool, device=q_BHSC.device)
 
     def _generator(self, key: DropoutKey | None, device: torch.device) -> torch.Generator | None:
         """What says which weights are dropped; None: none are."""

@@ -86,6 +86,7 @@ class GptConfig:
     kv_heads: int | None = None
     head_dim: int | None = None
     vocab_rows: int | None = None
+    bidirectional: bool = False
     block: Literal["serial", "parallel"] = "serial"
     block_norms: Literal[1, 2] = 1
     block_biases: Literal[1, 2] = 1
@@ -107,6 +108,8 @@ class GptConfig:
     qkv_bias: bool | None = None
     mlp_bias: bool = True
     head_bias: bool = False
+    head_transform: bool = False
+    segments: int = 0
     embedding_scale: float = 1.0
     embedding_norm: bool = False
     attention_scale: float | None = None

@@ -21,8 +21,12 @@ from trainer.model.window import FLEX_BLOCK, block_ends, ordered_blocks
 class Documents:
     """The documents of a micro-batch."""
 
-    def __init__(self, starts_SB: Tensor) -> None:
-        """For each token where its document begins in the sequence, 0 if that is before it."""
+    def __init__(self, starts_SB: Tensor, *, bidirectional: bool = False) -> None:
+        """For each token where its document begins in the sequence, 0 if that is before it.
+
+        `bidirectional`: a query sees all of its document, and not only what is before it.
+        """
+        self._bidirectional = bidirectional
         self._starts_BS = starts_SB.t().contiguous()
         index = torch.arange(len(starts_SB), device=starts_SB.device)
         self.positions_SB = index[:, None] - starts_SB
@@ -34,6 +38,10 @@ class Documents:
         """[B, 1, Q, K]: True where a query may look."""
         if window not in self._masks:
             starts_BS = self._starts_BS
+            if self._bidirectional:
+                assert window is None
+                self._masks[window] = (starts_BS[:, :, None] == starts_BS[:, None])[:, None]
+                return self.mask(window)
             index = torch.arange(starts_BS.shape[1], device=starts_BS.device)
             ahead = index[:, None] - index
             allowed = (ahead >= 0) & (index >= starts_BS[:, :, None])
@@ -54,7 +62,10 @@ class Documents:
     def block_mask(self, window: int | None) -> Any:
         """The same as FlexAttention's `BlockMask`, from the ends of its blocks."""
         if window not in self._masks:
-            self._masks[window] = _block_mask(self._starts_BS, window)
+            starts_BS = self._starts_BS
+            self._masks[window] = (
+                _same_document(starts_BS) if self._bidirectional else _block_mask(starts_BS, window)
+            )
         return self._masks[window]
 
 
@@ -76,6 +87,34 @@ def _block_mask(starts_BS: Tensor, window: int | None) -> Any:
     some = (firsts <= query_last) & (lasts > query_first - reach) & (lasts >= begins_first)
     every = query_whole & whole & (lasts <= query_first) & (firsts > query_last - reach)
     every = every & (firsts >= begins_last)
+    return BlockMask.from_kv_blocks(
+        *ordered_blocks(some & ~every),
+        *ordered_blocks(every),
+        BLOCK_SIZE=FLEX_BLOCK,
+        mask_mod=visible,
+        seq_lengths=(seq_len, seq_len),
+    )
+
+
+def _same_document(starts_BS: Tensor) -> Any:
+    """As `_block_mask`, where a query sees all of its document."""
+    # Late: as in `_block_mask`.
+    from torch.nn.attention.flex_attention import BlockMask
+
+    seq_len = starts_BS.shape[1]
+
+    def visible(batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return starts_BS[batch, query] == starts_BS[batch, key]
+
+    firsts, lasts = block_ends(seq_len, starts_BS.device)
+    whole = lasts - firsts == FLEX_BLOCK - 1
+    # Documents begin ever later, so those of a block's ends are the first and the last.
+    begins_first, begins_last = starts_BS[:, firsts], starts_BS[:, lasts]
+    some = (begins_first[:, :, None] <= begins_last[:, None]) & (
+        begins_first[:, None] <= begins_last[:, :, None]
+    )
+    alone = (begins_first == begins_last) & whole
+    every = alone[:, :, None] & alone[:, None] & some
     return BlockMask.from_kv_blocks(
         *ordered_blocks(some & ~every),
         *ordered_blocks(every),

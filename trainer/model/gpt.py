@@ -1,4 +1,4 @@
-"""A GPT, cut into pipeline chunks and tensor-parallel shards.
+"""A GPT or BERT, cut into pipeline chunks and tensor-parallel shards.
 
 A chunk holds consecutive blocks; the first also embeds, the last also projects
 and computes the loss. The residual stream is [S, B, D], so that sequence
@@ -22,7 +22,8 @@ from trainer.model.carried import apart, joined
 from trainer.model.config import GptConfig
 from trainer.model.documents import Documents
 from trainer.model.dropout import DropoutKey, stream_mask
-from trainer.model.layers import Norm, PositionTable, TokenTable, tensor_parallel
+from trainer.model.head import HeadTransform, VocabBias
+from trainer.model.layers import Norm, PositionTable, SegmentTable, TokenTable, tensor_parallel
 from trainer.model.router import no_terms, router_loss
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.tensor import column_linear, vocab_embedding
@@ -49,6 +50,8 @@ class GptChunk(nn.Module):
             self.tokens = TokenTable(config, mesh, tied=tied, counted=part.is_first)
         if part.is_first and config.learned_positions:
             self.positions = PositionTable(config, mesh)
+        if part.is_first and config.segments:
+            self.segments = SegmentTable(config, mesh)
         if part.is_first and config.embedding_norm:
             self.embedding_norm = Norm(config, mesh)
         self.blocks = nn.ModuleDict(
@@ -57,8 +60,11 @@ class GptChunk(nn.Module):
         if part.is_last:
             normed = config.norm_place == "sum"
             self.norm = nn.Identity() if normed else Norm(config, mesh)
+            self.head_transform = HeadTransform(config, mesh) if config.head_transform else None
             own = not config.tied_embeddings
             self.head = TokenTable(config, mesh, bias=config.head_bias) if own else None
+            biased = config.tied_embeddings and config.head_bias
+            self.head_bias = VocabBias(config, mesh) if biased else None
 
     def begin(self, step: int, micro_batch: int) -> None:
         """Say which forward comes next: `micro_batch` counts over all replicas of the step.
@@ -84,7 +90,11 @@ class GptChunk(nn.Module):
         drops = self._config.drops and torch.is_grad_enabled()
         assert self._key is not None or not drops, "begin says which masks a forward has"
         key = self._key if drops else None
-        documents = None if starts_SB is None else Documents(starts_SB)
+        documents = (
+            None
+            if starts_SB is None
+            else Documents(starts_SB, bidirectional=self._config.bidirectional)
+        )
         if hidden is None:
             x_SBD, terms = self._embed(tokens_SB, key, documents), self._no_terms
         else:
@@ -106,8 +116,8 @@ class GptChunk(nn.Module):
         x_SBD = self._embed(tokens_SB, None, None)
         for block in self.blocks.values():
             x_SBD, *_ = block(x_SBD, None, None)
-        table = self.tokens if self.head is None else self.head
-        logits = column_linear(self.norm(x_SBD), table.weight, table.bias, self._tp)
+        weight_VD, bias_V = self._output()
+        logits = column_linear(self._normed(x_SBD), weight_VD, bias_V, self._tp)
         logits = logits * self._config.logit_scale
         cap = self._config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
@@ -120,20 +130,33 @@ class GptChunk(nn.Module):
             x_SBD = x_SBD * self._config.embedding_scale
         if self._config.learned_positions:
             x_SBD = x_SBD + self.positions(x_SBD.shape[0], documents)
+        if self._config.segments:
+            x_SBD = x_SBD + self.segments()
         if self._config.embedding_norm:
             x_SBD = self.embedding_norm(x_SBD)
         keep = stream_mask(x_SBD, "embedding", self._config.dropout, self._tp, key)
         return x_SBD if keep is None else x_SBD * keep
 
     def _loss(self, x_SBD: Tensor, targets_SB: Tensor) -> Tensor:
-        table = self.tokens if self.head is None else self.head
+        weight_VD, bias_V = self._output()
         return vocab_loss(
-            self.norm(x_SBD),
-            table.weight,
+            self._normed(x_SBD),
+            weight_VD,
             targets_SB,
             self._tp,
-            bias_V=table.bias,
+            bias_V=bias_V,
             logit_scale=self._config.logit_scale,
             logit_softcap=self._config.logit_softcap,
             vocab_size=self._config.vocab_size,
         )
+
+    def _normed(self, x_SBD: Tensor) -> Tensor:
+        """What is projected to the vocabulary."""
+        normed_SBD: Tensor = self.norm(x_SBD)
+        return normed_SBD if self.head_transform is None else self.head_transform(normed_SBD)
+
+    def _output(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the output projection."""
+        if self.head is not None:
+            return self.head.weight, self.head.bias
+        return self.tokens.weight, None if self.head_bias is None else self.head_bias.weight

@@ -268,3 +268,16 @@ class PositionTable(Layer):
         if documents is not None:
             return F.embedding(documents.positions_SB[own], self.weight)
         return self.weight[own].unsqueeze(1)
+
+
+class SegmentTable(Layer):
+    """One learned row per segment, of which sequences have the first only."""
+
+    def __init__(self, config: GptConfig, mesh: Mesh) -> None:
+        super().__init__(config, mesh)
+        shape = (config.segments, config.hidden)
+        self.weight = self.declare("weight", shape, init="normal", std=config.init_std)
+
+    def forward(self) -> Tensor:
+        """What every token gets, [D]."""
+        return self.weight[0]

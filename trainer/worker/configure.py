@@ -31,6 +31,7 @@ _ALIKE = (
     *("norm_eps", "init_std", "kv_heads", "vocab_rows", "block", "block_norms", "block_biases"),
     *("norm", "norm_bias", "norm_place", "norm_weight", "qk_norm", "activation", "rope_pattern"),
     *("window", "window_pattern", "attention_bias", "qkv_bias", "mlp_bias", "head_bias"),
+    *("head_transform", "segments"),
     *("embedding_scale", "embedding_norm", "attention_scale", "attention_softcap"),
     *("logit_softcap", "residual_scale", "logit_scale", "dropout", "attention_dropout"),
 )
@@ -43,6 +44,7 @@ def gpt_config(spec: JobSpec) -> GptConfig:
         sequence_parallel=parallel.sequence_parallel,
         dtype=DTYPES[spec.precision],
         head_dim=model.head_width,
+        bidirectional=model.attention == "bidirectional",
         moe=_moe(model),
         learned_positions=model.positions == "learned",
         alibi=model.positions == "alibi",

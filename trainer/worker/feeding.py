@@ -14,6 +14,7 @@ from trainer.core.batch import BatchPlan, BlendPlan
 from trainer.core.blend import Blend, blend_of
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import Loader, Source, Split
+from trainer.data.masking import Masking
 from trainer.data.node import NodeLoader, NodeSource, SplitId
 from trainer.data.prepare import prepare
 from trainer.data.step_batch import Wanted
@@ -86,16 +87,17 @@ def open_splits(spec: JobSpec, data_dir: Path) -> Splits:
         return _of_tokens(spec)
     files = prepare(data_dir, configure.data_options(spec))
     return Splits(
-        train=_text(spec, files.train),
-        evaluation=_text(spec, files.validation),
+        train=_text(spec, files.train, trains=True),
+        evaluation=_text(spec, files.validation, trains=False),
         name=f"data.source {spec.data.source!r}",
         digest=files.digest,
         left_out=files.left_out,
         blend=None,
+        has_unpredicted=spec.data.masked.fraction > 0,
     )
 
 
-def _text(spec: JobSpec, path: Path) -> Split:
+def _text(spec: JobSpec, path: Path, *, trains: bool) -> Split:
     dataset = TokenDataset(path, seq_len=spec.model.seq_len)
     plan = BatchPlan(
         num_samples=dataset.num_samples,
@@ -104,7 +106,24 @@ def _text(spec: JobSpec, path: Path) -> Split:
         num_replicas=spec.parallel.dp,
         seed=spec.seed,
     )
-    return Split(dataset, plan)
+    masking = _masking(spec, varies=trains)
+    return Split(dataset, plan, None if masking is None else masking.hide)
+
+
+def _masking(spec: JobSpec, *, varies: bool) -> Masking | None:
+    given = spec.data.masked
+    if given.mask_token is None:
+        return None
+    return Masking(
+        fraction=given.fraction,
+        mask_token=given.mask_token,
+        random=given.random,
+        kept=given.kept,
+        never=given.never,
+        vocab_size=spec.model.vocab_size,
+        seed=spec.seed,
+        varies=varies,
+    )
 
 
 def _of_tokens(spec: JobSpec) -> Splits:
@@ -122,13 +141,15 @@ def _of_tokens(spec: JobSpec) -> Splits:
     trained_on = [_trained_on(spec, each, whole=validation is not None) for each in sources]
     digests = [each.digest for each in (*sources, *filter(None, [validation]))]
     return Splits(
-        train=_split(spec, trained_on, blend),
-        evaluation=_split(spec, held_out, blend_of(shares, [], global_batch=1)),
+        train=_split(spec, trained_on, blend, trains=True),
+        evaluation=_split(spec, held_out, blend_of(shares, [], global_batch=1), trains=False),
         name=f"data.tokens {', '.join(weights)}",
         digest=hashlib.sha256(" ".join(digests).encode()).hexdigest(),
         left_out=(),
         blend=blend,
-        has_unpredicted=spec.data.document_mask or any(each.train.has_prompts for each in sources),
+        has_unpredicted=spec.data.masked.fraction > 0
+        or spec.data.document_mask
+        or any(each.train.has_prompts for each in sources),
     )
 
 
@@ -180,7 +201,7 @@ def _sequences(
     )
 
 
-def _split(spec: JobSpec, sources: list[Sequences], blend: Blend) -> Split:
+def _split(spec: JobSpec, sources: list[Sequences], blend: Blend, *, trains: bool) -> Split:
     plan = BlendPlan(
         num_samples=tuple(each.num_samples for each in sources),
         blend=blend,
@@ -190,4 +211,5 @@ def _split(spec: JobSpec, sources: list[Sequences], blend: Blend) -> Split:
         seed=spec.seed,
     )
     dataset = BlendDataset(sources, vocab_size=spec.model.vocab_size)
-    return Split(dataset, plan)
+    masking = _masking(spec, varies=trains)
+    return Split(dataset, plan, None if masking is None else masking.hide)

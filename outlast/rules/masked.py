@@ -1,0 +1,79 @@
+"""Rules of masked language modelling, and of attention that sees what is ahead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outlast.model import GATED
+from outlast.problems import FieldProblem, changed, only_with
+
+if TYPE_CHECKING:
+    from outlast.spec import JobSpec
+
+_FIELD = "data.masked"
+
+
+def _check_attention(spec: JobSpec) -> list[FieldProblem]:
+    """Who sees what is ahead cannot be trained to foretell it."""
+    model, fraction = spec.model, spec.data.masked.fraction
+    if model.attention == "causal":
+        if not fraction:
+            return []
+        needed = "model.attention = bidirectional"
+        return [only_with(f"{_FIELD}.fraction", fraction, needed, "causal")]
+    problems = []
+    if not fraction:
+        message = (
+            "is bidirectional, which sees the next tokens, so these cannot be what is predicted; "
+            f"allowed: causal, or {_FIELD}.fraction above 0"
+        )
+        problems.append(FieldProblem(field="model.attention", message=message))
+    needed = "model.attention = causal"
+    if model.window is not None:
+        problems.append(only_with("model.window", model.window, needed, "bidirectional"))
+    if model.positions == "alibi":
+        problems.append(only_with("model.positions", "alibi", needed, "bidirectional"))
+    return problems
+
+
+def _check_masked(spec: JobSpec) -> list[FieldProblem]:
+    given, size = spec.data.masked, spec.model.vocab_size
+    if not given.fraction:
+        needed = f"{_FIELD}.fraction above 0"
+        return [
+            only_with(
+                f"{_FIELD}.{name}", list(value) if isinstance(value, tuple) else value, needed, 0
+            )
+            for name, value in changed(given).items()
+        ]
+    problems = []
+    if given.mask_token is None:
+        message = f"is required with {_FIELD}.fraction above 0: the id that hides a token"
+        problems.append(FieldProblem(field=f"{_FIELD}.mask_token", message=message))
+    elif given.mask_token >= size:
+        problems.append(_beyond("mask_token", f"is {given.mask_token}", size))
+    beyond = [each for each in given.never if not 0 <= each < size]
+    problems += [_beyond("never", f"has {each}", size) for each in beyond[:1]]
+    if given.random + given.kept > 1:
+        message = (
+            f"is {given.random:g}, and {_FIELD}.kept is {given.kept:g}; together they may be 1 "
+            "at most"
+        )
+        problems.append(FieldProblem(field=f"{_FIELD}.random", message=message))
+    return problems
+
+
+def _beyond(name: str, what: str, size: int) -> FieldProblem:
+    message = f"{what}; allowed: 0 to model.vocab_size - 1 = {size - 1}"
+    return FieldProblem(field=f"{_FIELD}.{name}", message=message)
+
+
+def _check_head(spec: JobSpec) -> list[FieldProblem]:
+    model = spec.model
+    if not model.head_transform or model.activation not in GATED:
+        return []
+    needed = "a model.activation without a gate"
+    return [only_with("model.head_transform", "true", needed, model.activation)]
+
+
+RULES = (_check_attention, _check_masked, _check_head)
