@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,11 @@ _NUM_CHECKED = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """What an `.idx` file says of its `.bin` file."""
+    """What an `.idx` file says of its `.bin` file.
+
+    Its header has 34 bytes, so numbers are not aligned in memory: numpy's `searchsorted` would copy
+    the whole array before each search, 2 ms for a million documents. `bisect` reads 20 of them.
+    """
 
     token_type: str
     """A name of numpy's, such as uint16."""
@@ -56,20 +61,21 @@ class Index:
     def starts(self, first: int, count: int) -> NDArray[np.int64]:
         """Where documents begin among so many tokens from `first` on, counted from there."""
         item = np.dtype(self.token_type).itemsize
-        ends = np.searchsorted(self.places, [first * item, (first + count) * item])
-        begun = slice(*np.searchsorted(self.documents[:-1], ends))
+        ends = [bisect_left(self.places, at * item) for at in (first, first + count)]
+        begun = slice(*(bisect_left(self.documents, end, 0, self.num_documents) for end in ends))
         found: NDArray[np.int64] = self.places[self.documents[begun]] // item - first
         return found
 
     def prompts(self, first: int, count: int) -> NDArray[np.bool_]:
         """Which of so many tokens from `first` on are of the first sequence of a document."""
         item = np.dtype(self.token_type).itemsize
-        begin = int(np.searchsorted(self.places, first * item, "right")) - 1
-        end = int(np.searchsorted(self.places, (first + count) * item))
+        begin = bisect_right(self.places, first * item) - 1
+        end = bisect_left(self.places, (first + count) * item)
         sequences = np.arange(begin, end)
         ends = (self.places[begin:end] // item - first) + self.lengths[begin:end]
         inside = np.diff(np.clip(ends, 0, count), prepend=0)
-        is_first = self.documents[np.searchsorted(self.documents, sequences)] == sequences
+        documents = slice(*(bisect_left(self.documents, each) for each in (begin, end)))
+        is_first = np.isin(sequences, self.documents[documents])
         return np.repeat(is_first, inside)
 
     @property
@@ -120,9 +126,10 @@ def _mapped(path: Path, token_type: str, num_sequences: int, num_entries: int) -
 
     def take(kind: str, count: int) -> NDArray[Any]:
         nonlocal at
-        array: NDArray[Any] = np.memmap(path, dtype=kind, mode="r", offset=at, shape=(count,))
+        array = np.memmap(path, dtype=kind, mode="r", offset=at, shape=(count,))
         at += array.nbytes
-        return array
+        # The same memory; an element of a plain array is read several times faster.
+        return np.asarray(array)
 
     return Index(
         token_type=token_type,
