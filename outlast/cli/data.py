@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from outlast.tokens.files import TokenSource
     from outlast.tokens.fit import TokenSources
     from outlast.tokens.manifest import Manifest
+    from outlast.tokens.packing import Packing
     from trainer.data.corpus.run import Order
     from trainer.data.corpus.units import Corpus
 
 _HEADER = ("SOURCE", "DOCUMENTS", "TOKENS", "SEQUENCES", "SAMPLES", "EPOCHS")
+# Of data.packing whole.
+_PACKED_HEADER = ("PADDING", "CUT", "NO LOSS")
 
 
 _Sources = Annotated[
@@ -184,7 +187,11 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def show(spec: SpecFile, set_: Assignments = [], json: Json = False) -> None:  # noqa: B006
-    """Show what a spec trains on: documents, tokens, and how often each source is passed over."""
+    """Show what a spec trains on: documents, tokens, and how often each source is passed over.
+
+    With data.packing whole also which part of sequences is padding, how many documents are
+    longer than a sequence and lose their end, and in how many nothing is predicted.
+    """
     from outlast.cli.places import Nodes
     from outlast.cli.specfile import load_spec
     from outlast.tokens.fit import TokenSources
@@ -197,18 +204,24 @@ def show(spec: SpecFile, set_: Assignments = [], json: Json = False) -> None:  #
     if json:
         output.print_json({"sources": rows})
         return
-    table = [
-        (
-            row["source"],
-            "unknown" if row["documents"] is None else f"{row['documents']:,}",
-            f"{row['tokens']:,}",
-            f"{row['sequences']:,}",
-            f"{row['samples']:,}",
-            f"{row['epochs']:.3g}",
-        )
-        for row in rows
-    ]
-    output.print_table(_HEADER, table, empty="")
+    is_packed = checked.spec.data.packing == "whole"
+    header = (*_HEADER, *_PACKED_HEADER) if is_packed else _HEADER
+    output.print_table(header, [_cells(row) for row in rows], empty="")
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    cells = (
+        row["source"],
+        "unknown" if row["documents"] is None else f"{row['documents']:,}",
+        f"{row['tokens']:,}",
+        f"{row['sequences']:,}",
+        f"{row['samples']:,}",
+        f"{row['epochs']:.3g}",
+    )
+    if "padding_share" not in row:
+        return cells
+    counts = (row["documents_cut"], row["documents_without_loss"])
+    return (*cells, f"{row['padding_share']:.1%}", *(f"{count:,}" for count in counts))
 
 
 def _shown(spec: JobSpec, found: TokenSources) -> list[dict[str, Any]]:
@@ -219,7 +232,7 @@ def _shown(spec: JobSpec, found: TokenSources) -> list[dict[str, Any]]:
     samples = blend.before(spec.steps * spec.data.global_batch)
     rows = []
     for source, number in zip(found.sources, samples, strict=True):
-        sequences = _trained_on(spec, source, has_own=found.validation is not None)
+        sequences = _trained_on(spec, found, source)
         rows.append(
             {
                 "source": source.name,
@@ -228,16 +241,29 @@ def _shown(spec: JobSpec, found: TokenSources) -> list[dict[str, Any]]:
                 "sequences": sequences,
                 "samples": number,
                 "epochs": number / sequences,
+                **_packed(found.packings.get(source.train.path)),
             }
         )
     return rows
 
 
-def _trained_on(spec: JobSpec, source: TokenSource, *, has_own: bool) -> int:
+def _packed(packing: Packing | None) -> dict[str, Any]:
+    """What packing whole documents makes of all of a file."""
+    if packing is None:
+        return {}
+    return {
+        "padding_share": packing.padding_share,
+        "documents_cut": packing.num_cut,
+        "tokens_cut": packing.num_tokens_cut,
+        "documents_without_loss": packing.num_without_loss,
+    }
+
+
+def _trained_on(spec: JobSpec, found: TokenSources, source: TokenSource) -> int:
     from outlast.tokens.holdout import Holdout
 
-    number = source.train.num_sequences(spec.model.seq_len)
-    if has_own or source.validation is not None:
+    number = found.num_sequences(source.train, spec.model.seq_len)
+    if found.validation is not None or source.validation is not None:
         return number
     fraction = spec.data.validation_fraction
     return Holdout(num_sequences=number, fraction=fraction).num_trained_on

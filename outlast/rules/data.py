@@ -117,6 +117,7 @@ def _check_text_only(spec: JobSpec) -> list[FieldProblem]:
             "validation_tokens": data.validation_tokens,
             "blend_changes": data.blend_changes or None,
             "document_mask": data.document_mask,
+            "packing": data.packing if data.packing != "stream" else None,
         }
         why = "is given without data.tokens, which it needs"
     return [

@@ -130,6 +130,12 @@ class DataSpec(Section):
         "at 0 in each, and no document's first token is predicted from the one before.",
     )
     masked: MaskedSpec = MaskedSpec()
+    packing: Literal["stream", "whole"] = Field(
+        "stream",
+        description="stream: sequences are cut out of the stream of all documents of tokens, "
+        "wherever documents end. whole: each holds as many whole documents as fit, and padding, "
+        "which has no loss; it implies document_mask, and a longer document loses its end.",
+    )
     source: str = Field(
         "python-stdlib",
         min_length=1,
@@ -169,6 +175,11 @@ class DataSpec(Section):
         if isinstance(value, dict) and any(isinstance(each, bool) for each in value.values()):
             raise ValueError("not a weight")
         return value
+
+    @property
+    def keeps_documents_apart(self) -> bool:
+        """Whether attention sees its own document only, and positions begin at 0 in each."""
+        return self.document_mask or self.packing == "whole"
 
     @property
     def weights(self) -> dict[str, float]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from outlast.tokens.index import Index, read_index
 from outlast.tokens.manifest import NAME, read_manifest
+from outlast.tokens.packing import Packing
 
 # Of a file whose digest nobody has written down: enough to tell another one from it, and little
 # enough to be read at every start.
@@ -47,8 +48,16 @@ class TokenFile:
         """Where documents are, if `num_documents` says that it is known."""
         return read_index(self.path.with_name(f"{self.path.name.removesuffix('.bin')}.idx"))
 
+    def packing(self, seq_len: int) -> Packing:
+        """Whole documents in sequences, if `num_documents` says that it is known where they are.
+
+        Raises:
+            ValueError: documents do not lie one after the other.
+        """
+        return Packing(self.index(), row_tokens=seq_len + 1, has_prompts=self.has_prompts)
+
     def num_sequences(self, seq_len: int) -> int:
-        """The last token of a sequence needs a successor."""
+        """Of one stream of all documents. The last token of a sequence needs a successor."""
         return max(0, (self.num_tokens - 1) // seq_len)
 
     def range_sampled(self) -> tuple[int, int]:

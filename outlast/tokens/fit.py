@@ -6,7 +6,9 @@ Submission and a node's preflight both look here, so that both say the same.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outlast.problems import FieldProblem, shown
@@ -16,6 +18,7 @@ from outlast.sources import Source, survey
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
     from outlast.tokens.files import TokenFile, TokenSource
+    from outlast.tokens.packing import Packing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +27,13 @@ class TokenSources:
 
     sources: tuple[TokenSource, ...]
     validation: TokenSource | None
+    packings: Mapping[Path, Packing] = field(default_factory=dict)
+    """Of each file, where documents are packed whole."""
+
+    def num_sequences(self, file: TokenFile, seq_len: int) -> int:
+        """Of one of the files."""
+        packing = self.packings.get(file.path)
+        return file.num_sequences(seq_len) if packing is None else packing.num_sequences
 
     @property
     def name(self) -> str:
@@ -66,16 +76,44 @@ def _look_at_tokens(spec: JobSpec) -> tuple[list[FieldProblem], TokenSources | N
         return problems, None
     num_sources = len(spec.data.weights)
     sources, validation = tuple(found[:num_sources]), next(iter(found[num_sources:]), None)
-    for (field, _), source in zip(named, found, strict=True):
-        problems += [*_vocabulary(spec, field, source), *_documents(spec, field, source)]
-        files = [(field, source.train)]
-        if field == "data.tokens" and source.validation is not None and validation is None:
-            files.append((field, source.validation))
-        problems += [each for file in files for each in _length(spec, *file)]
-        if field == "data.tokens" and source.validation is None and validation is None:
-            problems += _holdout(spec, source)
+    files = []
+    for (name, _), source in zip(named, found, strict=True):
+        problems += [*_vocabulary(spec, name, source), *_documents(spec, name, source)]
+        files.append((name, source.train))
+        if name == "data.tokens" and source.validation is not None and validation is None:
+            files.append((name, source.validation))
+    packings: dict[Path, Packing] = {}
+    if spec.data.packing == "whole":
+        packings, wrong = _packed(spec, [each for each in files if each[1].num_documents])
+        problems += wrong
+    held = TokenSources(sources=sources, validation=validation, packings=packings)
+    problems += [each for file in files for each in _length(spec, held, *file)]
+    if validation is None:
+        alone = [source for source in sources if source.validation is None]
+        problems += [each for source in alone for each in _holdout(spec, held, source)]
     problems += _tokenizers(found)
-    return problems, TokenSources(sources=sources, validation=validation)
+    return problems, held
+
+
+def _packed(
+    spec: JobSpec, files: Sequence[tuple[str, TokenFile]]
+) -> tuple[dict[Path, Packing], list[FieldProblem]]:
+    """The packing of each file, and what is wrong with it."""
+    packings, problems = {}, []
+    for name, file in files:
+        try:
+            packing = packings[file.path] = file.packing(spec.model.seq_len)
+        except ValueError as error:
+            problems.append(FieldProblem(field=name, message=f"has {file.path}, whose {error}"))
+            continue
+        if 0 < packing.num_documents == packing.num_without_loss:
+            message = (
+                f"is {spec.model.seq_len}; in none of the {packing.num_documents:,} documents of "
+                f"{file.path}, packed whole, a token is predicted: prompts alone fill a sequence, "
+                f"or documents are of one token; give a longer sequence or other {name}"
+            )
+            problems.append(FieldProblem(field="model.seq_len", message=message))
+    return packings, problems
 
 
 def _open(field: str, name: str, problems: list[FieldProblem]) -> TokenSource | None:
@@ -106,17 +144,20 @@ def _vocabulary(spec: JobSpec, field: str, source: TokenSource) -> list[FieldPro
 
 
 def _documents(spec: JobSpec, field: str, source: TokenSource) -> list[FieldProblem]:
-    if not spec.data.document_mask or source.train.num_documents is not None:
+    if not spec.data.keeps_documents_apart or source.train.num_documents is not None:
         return []
+    is_packed = spec.data.packing == "whole"
     message = (
-        f"is true; {field} = {source.name} does not say where documents end; allowed: a folder of "
-        "`outlast data prepare`, or a pair NAME.bin and NAME.idx"
+        f"is {'whole' if is_packed else 'true'}; {field} = {source.name} does not say where "
+        "documents end; allowed: a folder of `outlast data prepare`, or a pair NAME.bin and "
+        "NAME.idx"
     )
-    return [FieldProblem(field="data.document_mask", message=message)]
+    name = "packing" if is_packed else "document_mask"
+    return [FieldProblem(field=f"data.{name}", message=message)]
 
 
-def _length(spec: JobSpec, field: str, file: TokenFile) -> list[FieldProblem]:
-    if file.num_sequences(spec.model.seq_len):
+def _length(spec: JobSpec, held: TokenSources, field: str, file: TokenFile) -> list[FieldProblem]:
+    if held.num_sequences(file, spec.model.seq_len):
         return []
     allowed = (
         f"1 to {file.num_tokens - 1}, or more tokens" if file.num_tokens > 1 else "more tokens"
@@ -130,10 +171,11 @@ def _length(spec: JobSpec, field: str, file: TokenFile) -> list[FieldProblem]:
     ]
 
 
-def _holdout(spec: JobSpec, source: TokenSource) -> list[FieldProblem]:
+def _holdout(spec: JobSpec, held: TokenSources, source: TokenSource) -> list[FieldProblem]:
     from outlast.tokens.holdout import Holdout
 
-    number, fraction = source.train.num_sequences(spec.model.seq_len), spec.data.validation_fraction
+    number = held.num_sequences(source.train, spec.model.seq_len)
+    fraction = spec.data.validation_fraction
     split = Holdout(num_sequences=number, fraction=fraction)
     if number == 0 or min(split.num_held_out, split.num_trained_on) > 0:
         return []

@@ -58,6 +58,28 @@ class Index:
     def num_documents(self) -> int:
         return len(self.documents) - 1
 
+    @property
+    def num_tokens(self) -> int:
+        return self.num_bytes // np.dtype(self.token_type).itemsize
+
+    def firsts(self, begin: int, end: int) -> NDArray[np.int64]:
+        """The first token of documents from number `begin` to `end`, both included.
+
+        For `num_documents` it is the end of all tokens.
+        """
+        # Empty documents at the end have no sequence, either.
+        sequences = np.asarray(self.documents[begin : end + 1])
+        found = np.asarray(self.places[np.minimum(sequences, len(self.places) - 1)])
+        found = found // np.dtype(self.token_type).itemsize
+        return np.where(sequences < len(self.places), found, self.num_tokens)
+
+    def last_begun(self, token: int) -> int:
+        """The last document that begins at this token or before; `num_documents` at the end."""
+        if token >= self.num_tokens:
+            return self.num_documents
+        item = np.dtype(self.token_type).itemsize
+        return bisect_right(self.documents, bisect_right(self.places, token * item) - 1) - 1
+
     def starts(self, first: int, count: int) -> NDArray[np.int64]:
         """Where documents begin among so many tokens from `first` on, counted from there."""
         item = np.dtype(self.token_type).itemsize

@@ -160,8 +160,9 @@ def test_ranks_share_where_several_of_a_node_read(
 ) -> None:
     document = {"name": "a", "parallel": changes, "model": {"layers": 4}}
     assert shares_data(parse_spec(document), ranks) is shared
-    data = {"tokens": "/t", "document_mask": True}
-    assert shares_data(parse_spec({**document, "data": data}), ranks) is (len(ranks) > 1)
+    for apart in ({"document_mask": True}, {"packing": "whole"}):
+        spec = parse_spec({**document, "data": {"tokens": "/t", **apart}})
+        assert shares_data(spec, ranks) is (len(ranks) > 1)
     alone = {**document, "data": {"loader": "rank"}}
     assert not shares_data(parse_spec(alone), ranks)
 

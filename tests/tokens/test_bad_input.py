@@ -29,6 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(root / "short", [counted(17)])
     splits = {"train": [counted(9000)], "validation": [counted(900)]}
     prepared(root / "of_gpt2", splits, vocab_size=50_257)
+    write(root / "of_letters", [[1]] * 9000)
     arrays = {
         "negative": np.tile([1, 2, -3], 50_000),
         "plain": np.zeros(100_000, np.uint8),
@@ -75,6 +76,28 @@ CASES: list[tuple[Mapping[str, object], str, str]] = [
         "does not say where documents end; allowed: a folder of",
     ),
     ({"document_mask": True}, "data.document_mask", "is given without data.tokens, which it needs"),
+    (
+        {"tokens": "plain.npy", "packing": "whole"},
+        "data.packing",
+        "is whole; data.tokens = .* does not say where documents end; allowed: a folder of",
+    ),
+    (
+        {"tokens": "good", "packing": "whole", "validation_tokens": "plain.npy"},
+        "data.packing",
+        "is whole; data.validation_tokens = .* does not say where documents end",
+    ),
+    ({"packing": "whole"}, "data.packing", "is given without data.tokens, which it needs"),
+    ({"tokens": "good", "packing": "best"}, "data.packing", "is 'best'; allowed: stream or whole"),
+    (
+        {"tokens": "good", "packing": "whole"},
+        "data.validation_fraction",
+        "of 1 sequences in .* holds out 0; give a shorter",
+    ),
+    (
+        {"tokens": "of_letters", "packing": "whole"},
+        "model.seq_len",
+        "in none of the 9,000 documents of .*, packed whole, a token is predicted",
+    ),
     # Text where tokens belong, and the other way round.
     (
         {"tokens": "web_pages"},

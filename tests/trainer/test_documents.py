@@ -194,6 +194,10 @@ def documents(folder: Path) -> dict[str, Any]:
     }
 
 
+def packed(folder: Path) -> dict[str, Any]:
+    return {**instructions(folder), "packing": "whole"}
+
+
 def test_only_completions_have_a_loss(tmp_path: Path) -> None:
     data = instructions(tmp_path)
     tokens, is_prompt, targets = [], [], []
@@ -236,7 +240,7 @@ def test_a_loss_without_some_targets_is_that_of_torch() -> None:
     torch.testing.assert_close(gradients, flat.grads, rtol=0, atol=1e-12 * gradients.abs().max())
 
 
-@pytest.mark.parametrize("make", [documents, instructions])
+@pytest.mark.parametrize("make", [documents, instructions, packed])
 def test_the_mean_is_over_all_predicted_tokens_of_the_global_batch(
     ranks: RankPool, tmp_path: Path, make: Callable[[Path], dict[str, Any]]
 ) -> None:

@@ -2,12 +2,14 @@
 
 Documents lie one after the other in a file, each with what its tokenizer puts behind it, and a
 sequence is cut out of that row wherever it falls: nothing is padded, and no list says where
-sequences begin.
+sequences begin. Those of whole documents are in `trainer.data.packed`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +19,25 @@ from outlast.tokens.files import TokenFile
 from trainer.parallel.pipeline import MicroBatch
 
 NO_TARGET = -1
+
+
+class Row(NamedTuple):
+    """A sequence and the token behind it."""
+
+    tokens: np.ndarray[tuple[int], np.dtype[np.int64]]
+    starts: np.ndarray[tuple[int], np.dtype[np.int64]] | None
+    """For each of them where its document begins among them; None: all are one."""
+    unpredicted: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    """Which of them have no loss, besides the first one of each document."""
+
+
+class Rows(Protocol):
+    """The sequences of one file that belong to one split."""
+
+    num_samples: int
+    path: Path
+
+    def row(self, sample: int) -> Row: ...
 
 
 class Sequences:
@@ -40,38 +61,26 @@ class Sequences:
         self._index = file.index() if document_mask or file.has_prompts else None
         self._document_mask, self._has_prompts = document_mask, file.has_prompts
 
-    def read(self, sample: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """The tokens of a sequence and the one behind it."""
-        at = self._first(sample)
-        row: np.ndarray[tuple[int], np.dtype[np.int64]]
-        row = self._tokens[at : at + self._seq_len + 1].astype(np.int64)
-        return row
-
-    def starts(self, sample: int) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
-        """For each of those tokens where its document begins among them; None: all are one."""
-        if self._index is None or not self._document_mask:
-            return None
-        starts = np.zeros(self._seq_len + 1, dtype=np.int64)
-        begun = self._index.starts(self._first(sample), len(starts))
-        starts[begun] = begun
-        return np.maximum.accumulate(starts)
-
-    def prompts(self, sample: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which of those tokens are of a prompt."""
-        if self._index is None or not self._has_prompts:
-            return np.zeros(self._seq_len + 1, dtype=np.bool_)
-        found: np.ndarray[tuple[int], np.dtype[np.bool_]]
-        found = self._index.prompts(self._first(sample), self._seq_len + 1)
-        return found
-
-    def _first(self, sample: int) -> int:
-        return (sample if self._place is None else self._place(sample)) * self._seq_len
+    def row(self, sample: int) -> Row:
+        """A sequence and the token behind it."""
+        at = (sample if self._place is None else self._place(sample)) * self._seq_len
+        count = self._seq_len + 1
+        tokens = self._tokens[at : at + count].astype(np.int64)
+        starts, unpredicted = None, np.zeros(count, dtype=np.bool_)
+        if self._index is not None and self._document_mask:
+            starts = np.zeros(count, dtype=np.int64)
+            begun = self._index.starts(at, count)
+            starts[begun] = begun
+            starts = np.maximum.accumulate(starts)
+        if self._index is not None and self._has_prompts:
+            unpredicted = self._index.prompts(at, count)
+        return Row(tokens=tokens, starts=starts, unpredicted=unpredicted)
 
 
 class BlendDataset:
     """Sequences of several sources."""
 
-    def __init__(self, sources: Sequence[Sequences], *, vocab_size: int) -> None:
+    def __init__(self, sources: Sequence[Rows], *, vocab_size: int) -> None:
         self._sources = sources
         self._vocab_size = vocab_size
 
@@ -82,14 +91,15 @@ class BlendDataset:
             ValueError: an id is beyond the vocabulary. Files are looked into before the start,
                 but not read to their end.
         """
-        rows = np.stack([self._sources[source].read(sample) for source, sample in samples])
+        read = [self._sources[source].row(sample) for source, sample in samples]
+        rows = np.stack([each.tokens for each in read])
         if rows.min() < 0 or rows.max() >= self._vocab_size:
             raise ValueError(self._beyond(rows, samples))
         tokens, targets = _shifted(rows)
-        prompts = np.stack([self._sources[source].prompts(sample) for source, sample in samples])
+        unpredicted = np.stack([each.unpredicted for each in read])
         # Not in place: of one sequence tokens and targets are parts of the same memory.
-        targets = targets.masked_fill(_shifted(prompts)[1], NO_TARGET)
-        starts = [self._sources[source].starts(sample) for source, sample in samples]
+        targets = targets.masked_fill(_shifted(unpredicted)[1], NO_TARGET)
+        starts = [each.starts for each in read]
         if starts[0] is None:
             return MicroBatch(tokens=tokens, targets=targets, num_predicted=_predicted(targets))
         of_tokens, of_targets = _shifted(np.stack([each for each in starts if each is not None]))

@@ -10,15 +10,17 @@ from pathlib import Path
 from outlast.spec import JobSpec
 from outlast.tokens.files import TokenFile, TokenSource, open_source
 from outlast.tokens.holdout import Holdout
+from outlast.tokens.packing import Packing
 from trainer.core.batch import BatchPlan, BlendPlan
 from trainer.core.blend import Blend, blend_of
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import Loader, Source, Split
 from trainer.data.masking import Masking
 from trainer.data.node import NodeLoader, NodeSource, SplitId
+from trainer.data.packed import PackedSequences
 from trainer.data.prepare import prepare
 from trainer.data.step_batch import Wanted
-from trainer.data.tokens import BlendDataset, Sequences
+from trainer.data.tokens import BlendDataset, Rows, Sequences
 from trainer.parallel.mesh import Mesh
 from trainer.worker import configure
 
@@ -62,7 +64,9 @@ def open_data(spec: JobSpec, mesh: Mesh, data_dir: Path, node: NodeLoader | None
     """
     splits = open_splits(spec, data_dir)
     wanted = Wanted(
-        tokens=mesh.is_first_stage, targets=mesh.is_last_stage, starts=spec.data.document_mask
+        tokens=mesh.is_first_stage,
+        targets=mesh.is_last_stage,
+        starts=spec.data.keeps_documents_apart,
     )
 
     def loader(split: SplitId, own: Split) -> Loader:
@@ -133,12 +137,13 @@ def _of_tokens(spec: JobSpec) -> Splits:
     blend = blend_of(weights, changes, global_batch=spec.data.global_batch)
     given = spec.data.validation_tokens
     validation = None if given is None else _opened("data.validation_tokens", given)
+    files = _Files(spec)
     if validation is None:
-        held_out, shares = [_held_out(spec, each) for each in sources], weights
+        held_out, shares = [files.held_out(each) for each in sources], weights
     else:
-        held_out = [_all(spec, validation.train)]
+        held_out = [files.all(validation.train)]
         shares = {validation.name: 1.0}
-    trained_on = [_trained_on(spec, each, whole=validation is not None) for each in sources]
+    trained_on = [files.trained_on(each, whole=validation is not None) for each in sources]
     digests = [each.digest for each in (*sources, *filter(None, [validation]))]
     return Splits(
         train=_split(spec, trained_on, blend, trains=True),
@@ -148,7 +153,7 @@ def _of_tokens(spec: JobSpec) -> Splits:
         left_out=(),
         blend=blend,
         has_unpredicted=spec.data.masked.fraction > 0
-        or spec.data.document_mask
+        or spec.data.keeps_documents_apart
         or any(each.train.has_prompts for each in sources),
     )
 
@@ -160,48 +165,63 @@ def _opened(field: str, name: str) -> TokenSource:
         raise ValueError(f"{field} {name!r} {error}") from error
 
 
-def _trained_on(spec: JobSpec, source: TokenSource, *, whole: bool) -> Sequences:
-    if whole or source.validation is not None:
-        return _all(spec, source.train)
-    split = _holdout(spec, source.train)
-    return _sequences(spec, source.train, split.num_trained_on, split.trained_on)
+class _Files:
+    """Which sequences of files are trained on, and which are held out."""
 
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        # A pass over the index makes one, and both splits may be of the same file.
+        self._packings: dict[Path, Packing] = {}
 
-def _held_out(spec: JobSpec, source: TokenSource) -> Sequences:
-    if source.validation is not None:
-        return _all(spec, source.validation)
-    split = _holdout(spec, source.train)
-    return _sequences(spec, source.train, split.num_held_out, split.held_out)
+    def trained_on(self, source: TokenSource, *, whole: bool) -> Rows:
+        """`whole`: nothing of the source is held out."""
+        if whole or source.validation is not None:
+            return self.all(source.train)
+        split = self._holdout(source.train)
+        return self._sequences(source.train, split.num_trained_on, split.trained_on)
 
+    def held_out(self, source: TokenSource) -> Rows:
+        """Its validation split, or sequences of the other one where it has none."""
+        if source.validation is not None:
+            return self.all(source.validation)
+        split = self._holdout(source.train)
+        return self._sequences(source.train, split.num_held_out, split.held_out)
 
-def _holdout(spec: JobSpec, file: TokenFile) -> Holdout:
-    number = file.num_sequences(spec.model.seq_len)
-    return Holdout(num_sequences=number, fraction=spec.data.validation_fraction)
+    def all(self, file: TokenFile) -> Rows:
+        """All of a file."""
+        return self._sequences(file, self._number(file), None)
 
+    def _holdout(self, file: TokenFile) -> Holdout:
+        fraction = self._spec.data.validation_fraction
+        return Holdout(num_sequences=self._number(file), fraction=fraction)
 
-def _all(spec: JobSpec, file: TokenFile) -> Sequences:
-    return _sequences(spec, file, file.num_sequences(spec.model.seq_len), None)
+    def _number(self, file: TokenFile) -> int:
+        if self._spec.data.packing == "whole":
+            return self._packing(file).num_sequences
+        return file.num_sequences(self._spec.model.seq_len)
 
+    def _packing(self, file: TokenFile) -> Packing:
+        if file.path not in self._packings:
+            self._packings[file.path] = file.packing(self._spec.model.seq_len)
+        return self._packings[file.path]
 
-def _sequences(
-    spec: JobSpec, file: TokenFile, number: int, place: Callable[[int], int] | None
-) -> Sequences:
-    if number < 1:
-        raise ValueError(
-            f"{file.path} holds {file.num_tokens} tokens, too few for a sequence of "
-            f"model.seq_len = {spec.model.seq_len} in each split; give more tokens, a larger "
-            "data.validation_fraction or a shorter sequence"
+    def _sequences(self, file: TokenFile, number: int, place: Callable[[int], int] | None) -> Rows:
+        seq_len, data = self._spec.model.seq_len, self._spec.data
+        if number < 1:
+            raise ValueError(
+                f"{file.path} holds {file.num_tokens} tokens, too few for a sequence of "
+                f"model.seq_len = {seq_len} in each split; give more tokens, a larger "
+                "data.validation_fraction or a shorter sequence"
+            )
+        if data.packing == "whole":
+            packing = self._packing(file)
+            return PackedSequences(file, packing, seq_len=seq_len, number=number, place=place)
+        return Sequences(
+            file, seq_len=seq_len, number=number, place=place, document_mask=data.document_mask
         )
-    return Sequences(
-        file,
-        seq_len=spec.model.seq_len,
-        number=number,
-        place=place,
-        document_mask=spec.data.document_mask,
-    )
 
 
-def _split(spec: JobSpec, sources: list[Sequences], blend: Blend, *, trains: bool) -> Split:
+def _split(spec: JobSpec, sources: list[Rows], blend: Blend, *, trains: bool) -> Split:
     plan = BlendPlan(
         num_samples=tuple(each.num_samples for each in sources),
         blend=blend,

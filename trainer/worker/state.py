@@ -140,6 +140,8 @@ class TrainState:
             "data_digest": self.data.digest,
             # Weights may change in what is to come, and not in what was.
             **({} if blend is None else {"samples_by_source": blend.before(next_sample)}),
+            # The same numbers are other samples then; checkpoints from before it do not say it.
+            **({"packing": packing} if (packing := self.spec.data.packing) != "stream" else {}),
         }
 
     def apply_extra(self, extra: dict[str, Any]) -> list[str]:

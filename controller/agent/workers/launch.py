@@ -220,7 +220,7 @@ def shares_data(spec: JobSpec, ranks: Sequence[int]) -> bool:
         return False
     ends = (0, spec.parallel.pp - 1)
     stages = [spec.layout.coordinate(rank).pp for rank in ranks]
-    return sum(spec.data.document_mask or stage in ends for stage in stages) > 1
+    return sum(spec.data.keeps_documents_apart or stage in ends for stage in stages) > 1
 
 
 def upload_plan(config: AgentConfig, command: agents_pb2.Command, spec: JobSpec) -> UploadPlan:
