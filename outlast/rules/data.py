@@ -20,6 +20,10 @@ STDLIB_BYTES = 16 * 2**20
 # Long enough to read in context, short enough that 2 % of 100 kB is some blocks.
 BLOCK_TOKENS = 8192
 
+# What data.packing = whole puts behind documents: an id that every vocabulary has. What is
+# computed of it goes nowhere.
+PADDING = 0
+
 
 def _check_source(spec: JobSpec) -> list[FieldProblem]:
     source = spec.data.source

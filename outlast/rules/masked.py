@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from outlast.model import GATED
 from outlast.problems import FieldProblem, changed, only_with
+from outlast.rules.data import PADDING
 
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
@@ -54,6 +55,9 @@ def _check_masked(spec: JobSpec) -> list[FieldProblem]:
         problems.append(_beyond("mask_token", f"is {given.mask_token}", size))
     beyond = [each for each in given.never if not 0 <= each < size]
     problems += [_beyond("never", f"has {each}", size) for each in beyond[:1]]
+    if spec.data.packing == "whole" and PADDING not in given.never:
+        message = f"lacks {PADDING}, the id of the padding that data.packing = whole makes"
+        problems.append(FieldProblem(field=f"{_FIELD}.never", message=message))
     if given.random + given.kept > 1:
         message = (
             f"is {given.random:g}, and {_FIELD}.kept is {given.kept:g}; together they may be 1 "

@@ -79,6 +79,7 @@ def _look_at_tokens(spec: JobSpec) -> tuple[list[FieldProblem], TokenSources | N
     files = []
     for (name, _), source in zip(named, found, strict=True):
         problems += [*_vocabulary(spec, name, source), *_documents(spec, name, source)]
+        problems += _prompts(spec, name, source)
         files.append((name, source.train))
         if name == "data.tokens" and source.validation is not None and validation is None:
             files.append((name, source.validation))
@@ -154,6 +155,16 @@ def _documents(spec: JobSpec, field: str, source: TokenSource) -> list[FieldProb
     )
     name = "packing" if is_packed else "document_mask"
     return [FieldProblem(field=f"data.{name}", message=message)]
+
+
+def _prompts(spec: JobSpec, field: str, source: TokenSource) -> list[FieldProblem]:
+    if not spec.data.masked.fraction or not source.train.has_prompts:
+        return []
+    message = (
+        f"is {spec.data.masked.fraction:g}; {field} = {source.name} has prompts, behind which a "
+        "causal model is trained to go on; allowed: 0, or tokens without prompts"
+    )
+    return [FieldProblem(field="data.masked.fraction", message=message)]
 
 
 def _length(spec: JobSpec, held: TokenSources, field: str, file: TokenFile) -> list[FieldProblem]:

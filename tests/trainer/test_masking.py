@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.spec.parse import parse_spec
+from outlast.tokens.fit import look_at_data
 from tests.trainer.jobs_numbers import losses
 from tests.trainer.ranks import RankPool
+from tests.trainer.test_documents import instructions
 from trainer.core.batch import BatchPlan
 from trainer.data.loader import Loader, Split
 from trainer.data.masking import Masking
@@ -121,6 +123,14 @@ def test_every_layout_reads_the_same(num_replicas: int, micro_batch: int) -> Non
     for step in (1, 9):
         for one, other in zip(read(1, 1, step), read(num_replicas, micro_batch, step), strict=True):
             assert torch.equal(one, other)
+
+
+def test_tokens_with_prompts_are_for_causal_models(tmp_path: Path) -> None:
+    data = {**instructions(tmp_path), "masked": {"fraction": 0.15, "mask_token": 256}}
+    document = {**BERT, "data": data}
+    problems, _ = look_at_data(parse_spec(document))
+    assert [problem.field for problem in problems] == ["data.masked.fraction"]
+    assert "has prompts" in problems[0].message
 
 
 BERT = {

@@ -85,6 +85,14 @@ def test_what_is_wrong_with_hidden_tokens_is_said(
     assert re.search(message, found[field])
 
 
+def test_padding_may_not_be_hidden() -> None:
+    data = {"tokens": "/a", "packing": "whole", "masked": _HIDDEN}
+    found = problems(model=_BOTH_WAYS, data=data)
+    assert found == {
+        "data.masked.never": "lacks 0, the id of the padding that data.packing = whole makes"
+    }
+
+
 LAYOUT_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
     ({"parallel": {"tp": 3}}, "model.heads", r"parallel.tp in \{1, 2, 4, 8\}"),
     (

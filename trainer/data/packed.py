@@ -10,12 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from outlast.rules.data import PADDING
 from outlast.tokens.files import TokenFile
 from outlast.tokens.packing import Packing
 from trainer.data.tokens import Row
-
-# An id that every vocabulary has. What is computed of it goes nowhere.
-_PADDING = 0
 
 
 class PackedSequences:
@@ -42,7 +40,7 @@ class PackedSequences:
     def row(self, sample: int) -> Row:
         """A sequence and the place behind it."""
         first, count = self._packing.span(sample if self._place is None else self._place(sample))
-        tokens = np.full(self._row_tokens, _PADDING, dtype=np.int64)
+        tokens = np.full(self._row_tokens, PADDING, dtype=np.int64)
         tokens[:count] = self._tokens[first : first + count]
         starts = np.zeros(self._row_tokens, dtype=np.int64)
         begun = self._index.starts(first, count)
