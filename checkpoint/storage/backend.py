@@ -17,6 +17,18 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileVersion:
+    """What tells a file from another one that replaces it.
+
+    `mark` is what the store has for that: an ETag, a generation or the time of the last change;
+    "" where it has none.
+    """
+
+    nbytes: int
+    mark: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
     """A file that somebody began to write: it does not exist, but takes room.
 
@@ -55,6 +67,8 @@ class Backend(Protocol):
         ...
 
     def size(self, path: str) -> int: ...
+
+    def version(self, path: str) -> FileVersion: ...
 
     def writer(self, path: str, nbytes: int, part_bytes: int) -> FileWriter:
         """Begin a file of `nbytes`, which replaces one of that name when it is finished."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from checkpoint.core.names import draft_name, parse_draft
-from checkpoint.storage.backend import Entry, FileWriter, Unfinished
+from checkpoint.storage.backend import Entry, FileVersion, FileWriter, Unfinished
 
 # Hard links are missing on some FUSE and FAT file systems.
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -62,6 +62,10 @@ class LocalFolder:
 
     def size(self, path: str) -> int:
         return (self._root / path).stat().st_size
+
+    def version(self, path: str) -> FileVersion:
+        stat = (self._root / path).stat()
+        return FileVersion(nbytes=stat.st_size, mark=f"{stat.st_ino} {stat.st_mtime_ns}")
 
     def writer(self, path: str, nbytes: int, part_bytes: int) -> FileWriter:
         final = self._root / path

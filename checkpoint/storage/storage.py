@@ -67,6 +67,8 @@ class Storage:
         StorageUnavailableError: there is no such kind of store here.
     """
 
+    called = "checkpoint storage"
+
     def __init__(
         self, url: str, *, single_writer: bool = False, deadline_s: float = CALL_DEADLINE_S
     ) -> None:
@@ -272,7 +274,7 @@ class Storage:
         self, what: str, path: str, reason: str, *, lasting: bool = True
     ) -> StorageUnavailableError:
         return StorageUnavailableError(
-            f"checkpoint storage {self.url}: cannot {what} {path}: {reason}", lasting=lasting
+            f"{self.called} {self.url}: cannot {what} {path}: {reason}", lasting=lasting
         )
 
     def _call(self, what: str, path: str, work: Callable[[], _Result]) -> _Result:
@@ -317,7 +319,7 @@ class Storage:
         """Make no more calls to a store that never answers: each would cost a thread for good."""
         if num_hung(self._store) >= MAX_HUNG_CALLS:
             raise StorageTimeoutError(
-                f"checkpoint storage {self.url}: cannot {what} {path}: {MAX_HUNG_CALLS} calls to "
+                f"{self.called} {self.url}: cannot {what} {path}: {MAX_HUNG_CALLS} calls to "
                 f"{self._store} have not come back, and no more are made until one of them does; "
                 "restart this process once the store answers again",
                 lasting=True,
@@ -330,11 +332,11 @@ class Storage:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise StorageTimeoutError(
-                    f"checkpoint storage {self.url}: {failing}: no answer in {limit_s:g} s"
+                    f"{self.called} {self.url}: {failing}: no answer in {limit_s:g} s"
                 )
             with contextlib.suppress(queue.Empty):
                 return outcome.get(timeout=min(left_s, _CLOSE_CHECK_S))
-        raise StorageTimeoutError(f"checkpoint storage {self.url}: {failing}: it was closed")
+        raise StorageTimeoutError(f"{self.called} {self.url}: {failing}: it was closed")
 
 
 class BoundedWriter:

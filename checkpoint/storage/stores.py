@@ -24,7 +24,7 @@ import fsspec
 
 from checkpoint.core import names
 from checkpoint.errors import StorageUnavailableError
-from checkpoint.storage.backend import Backend, Entry, FileWriter, Unfinished
+from checkpoint.storage.backend import Backend, Entry, FileVersion, FileWriter, Unfinished
 from checkpoint.storage.drivers import missing_driver
 from checkpoint.storage.hdfs import create_by_rename, has_rename
 from checkpoint.storage.local import LocalFolder
@@ -40,6 +40,11 @@ _GOOGLE = ("gs", "gcs")
 Create = Callable[[Any, str, bytes], bool]
 # S3 takes no smaller part than this, but for the last.
 _S3_MIN_PART_BYTES = 5 << 20
+# What stores say of a file that another one in its place would not have.
+_MARKS = (
+    *("ETag", "etag", "generation", "md5Hash", "VersionId", "LastModified", "updated"),
+    *("mtime", "modificationTime", "modification_time", "last_modified", "created"),
+)
 # Of a call's deadline.
 _CANCEL_SHARE = 0.9
 
@@ -115,6 +120,14 @@ class FsspecStore:
     def size(self, path: str) -> int:
         self._fs.invalidate_cache()
         return int(self._fs.info(self._at(path), **self._limit)["size"])
+
+    def version(self, path: str) -> FileVersion:
+        self._fs.invalidate_cache()
+        info = self._fs.info(self._at(path), **self._limit)
+        if info["type"] == "directory":
+            raise FileNotFoundError(f"{path} is a folder")
+        marks = (f"{key} {info[key]}" for key in _MARKS if info.get(key))
+        return FileVersion(nbytes=int(info["size"]), mark=", ".join(marks))
 
     def writer(self, path: str, nbytes: int, part_bytes: int) -> FileWriter:
         self._make_parent(path)

@@ -79,7 +79,9 @@ class OrderSteps:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._code = JobCode(parts.config)
-        self._preflight = Preflight(parts.config.limits.probe_s, parts.storage_awaited)
+        self._preflight = Preflight(
+            parts.config.limits.probe_s, parts.storage_awaited, data_dir=parts.config.data_dir
+        )
 
     async def run(self, order: Order, step: Step) -> StartFacts | None:
         """Do a step; what it found that other steps depend on. Cancelling this gives it up."""

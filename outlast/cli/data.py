@@ -241,7 +241,7 @@ def _shown(spec: JobSpec, found: TokenSources) -> list[dict[str, Any]]:
                 "sequences": sequences,
                 "samples": number,
                 "epochs": number / sequences,
-                **_packed(found.packings.get(source.train.path)),
+                **_packed(found.packings.get(source.train.name)),
             }
         )
     return rows

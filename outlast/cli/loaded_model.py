@@ -68,10 +68,21 @@ def load_model(
 def _tokenizer_of(spec: JobSpec, storage: Storage, step: int) -> str:
     """The tokenizer of what a job trains on, else of the folder that was imported."""
     import json
+    from contextlib import closing, suppress
 
+    from outlast.errors import OutlastError
+    from outlast.remote.files import RemoteFiles
+    from outlast.tokens.files import open_source
     from outlast.tokens.manifest import read_manifest
+    from outlast.tokens.remote_file import is_remote
 
     for name in spec.data.weights:
+        if is_remote(name):
+            # One that is out of reach says nothing; --tokenizer does.
+            with suppress(ValueError, OutlastError), closing(RemoteFiles(patience_s=10.0)) as files:
+                tokenizer = open_source(name, files.open).tokenizer
+                if tokenizer is not None:
+                    return tokenizer
         if Path(name).is_dir():
             return read_manifest(Path(name)).tokenizer
     _, manifest = storage.read_commit(step)

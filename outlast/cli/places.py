@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from checkpoint.core import names
 from checkpoint.storage.drivers import missing_driver
 from outlast.cli.stored_load import StoredLoad, look_at_load
+from outlast.errors import RetryableError
 from outlast.problems import FieldProblem, UnreadError, collect, shown
 from outlast.rules.places import NO_CHECKPOINT, local_path, wrong_with_place
 from outlast.rules.workload import plain_secrets, script_index
@@ -30,6 +32,8 @@ _OWNERS = {
     "data.validation_fraction": _OF_DATA,
     "checkpoint.load_step": ("checkpoint.load",),
 }
+# For a store that does not answer.
+_PATIENCE_S = 10.0
 _UNCERTAIN = "(on this machine; what counts is what the nodes have)"
 
 
@@ -175,7 +179,15 @@ def _missing(field: str, path: str, what: str) -> FieldProblem:
 def _look_at_source(spec: JobSpec, found: list[Source | TokenSources]) -> list[FieldProblem]:
     if spec.is_script:
         return []
-    problems, held = look_at_data(spec)
+    from outlast.remote.files import RemoteFiles
+
+    # A person waits, and training asks again anyway.
+    with closing(RemoteFiles(patience_s=_PATIENCE_S)) as files:
+        try:
+            problems, held = look_at_data(spec, files.open)
+        except RetryableError as error:
+            message = f"cannot be looked at now: {error}"
+            return [FieldProblem(field="data.tokens", message=message)]
     if held is not None:
         found.append(held)
     return problems

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from outlast.problems import FieldProblem, shown
-from outlast.rules.places import scheme_of
+from outlast.rules.places import scheme_of, wrong_with_place
 from outlast.rules.sizes import LARGEST
 
 if TYPE_CHECKING:
@@ -136,15 +136,20 @@ def _check_token_paths(spec: JobSpec) -> list[FieldProblem]:
     named = [("data.tokens", path) for path in spec.data.weights]
     if spec.data.validation_tokens is not None:
         named.append(("data.validation_tokens", spec.data.validation_tokens))
-    return [
-        FieldProblem(
-            field=field,
-            message=f"is {shown(path)}; allowed: the path of a folder of `outlast data prepare`, "
-            "of a pair NAME.bin and NAME.idx, or of a .npy file",
-        )
-        for field, path in named
-        if not (path.startswith("/") and path.isprintable())
-    ]
+    wrong = ((field, wrong_with_tokens(path)) for field, path in named)
+    return [FieldProblem(field=field, message=why) for field, why in wrong if why is not None]
+
+
+def wrong_with_tokens(name: str) -> str | None:
+    """Why no tokens can be of this name whatever the node, with what is allowed; else None."""
+    if name.startswith("/") and name.isprintable():
+        return None
+    if scheme_of(name) is not None:
+        return wrong_with_place(name, "corpus")
+    return (
+        f"is {shown(name)}; allowed: the path or URL of a folder of `outlast data prepare`, "
+        "of a pair NAME.bin and NAME.idx, or of a .npy file"
+    )
 
 
 def _check_weights(spec: JobSpec) -> list[FieldProblem]:

@@ -34,6 +34,7 @@ LARGEST = {
     "parallel.extra_warmup": 2**20,
     "data.global_batch": 2**30,
     "data.max_bytes": 2**50,
+    "data.cache_bytes": 2**50,
     "optimizer.schedule.warmup_steps": 10**12,
 }
 

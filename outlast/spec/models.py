@@ -113,8 +113,8 @@ class DataSpec(Section):
     tokens: str | dict[str, Weight] | None = Field(
         None,
         description="Tokens instead of text: a folder of `outlast data prepare`, a pair NAME.bin "
-        "and NAME.idx of Megatron-LM, or a .npy array of ids. A blend is a section of paths with "
-        "their weights. Every node must have them.",
+        "and NAME.idx of Megatron-LM, or a .npy array of ids; a path that every node has, or a URL "
+        "such as s3://bucket/web. A blend is a section of these with their weights.",
     )
     blend_changes: tuple[BlendChange, ...] = Field(
         (), description="Weights of the paths in tokens that change at a step, in order of steps."
@@ -160,6 +160,12 @@ class DataSpec(Section):
         le=64,
         description="loader node: so many steps are read before ranks ask for them; that and two "
         "steps more are in memory, 8 bytes for each token of the replicas of the node.",
+    )
+    cache_bytes: int = Field(
+        32 * 2**30,
+        ge=10**8,
+        description="Tokens at a URL: so much of what was read is kept on each node's disk, in "
+        "its data folder; what was not read for longest makes room.",
     )
     max_bytes: int | None = Field(
         None,

@@ -8,17 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outlast.problems import FieldProblem, shown
-from outlast.rules.data import PYTHON_STDLIB, check_tokens
+from outlast.rules.data import PYTHON_STDLIB, check_tokens, wrong_with_tokens
 from outlast.sources import Source, survey
 
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
     from outlast.tokens.files import TokenFile, TokenSource
     from outlast.tokens.packing import Packing
+    from outlast.tokens.remote_file import OpenRemote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +27,12 @@ class TokenSources:
 
     sources: tuple[TokenSource, ...]
     validation: TokenSource | None
-    packings: Mapping[Path, Packing] = field(default_factory=dict)
+    packings: Mapping[str, Packing] = field(default_factory=dict)
     """Of each file, where documents are packed whole."""
 
     def num_sequences(self, file: TokenFile, seq_len: int) -> int:
         """Of one of the files."""
-        packing = self.packings.get(file.path)
+        packing = self.packings.get(file.name)
         return file.num_sequences(seq_len) if packing is None else packing.num_sequences
 
     @property
@@ -47,10 +47,16 @@ class TokenSources:
         return []
 
 
-def look_at_data(spec: JobSpec) -> tuple[list[FieldProblem], Source | TokenSources | None]:
-    """What is wrong with the data of `spec` here, and what was found."""
+def look_at_data(
+    spec: JobSpec, open_remote: OpenRemote
+) -> tuple[list[FieldProblem], Source | TokenSources | None]:
+    """What is wrong with the data of `spec` here, and what was found.
+
+    Raises:
+        StorageUnavailableError: tokens are at a URL, and its store does not answer.
+    """
     if spec.data.tokens is not None:
-        return _look_at_tokens(spec)
+        return _look_at_tokens(spec, open_remote)
     source = spec.data.source
     if not (source.startswith("/") or source == PYTHON_STDLIB):
         return [], None
@@ -65,12 +71,18 @@ def look_at_data(spec: JobSpec) -> tuple[list[FieldProblem], Source | TokenSourc
     return check_tokens(spec, held.nbytes, f"all of data.source = {source}"), held
 
 
-def _look_at_tokens(spec: JobSpec) -> tuple[list[FieldProblem], TokenSources | None]:
+def _look_at_tokens(
+    spec: JobSpec, open_remote: OpenRemote
+) -> tuple[list[FieldProblem], TokenSources | None]:
     problems: list[FieldProblem] = []
     named = [("data.tokens", name) for name in spec.data.weights]
     if spec.data.validation_tokens is not None:
         named.append(("data.validation_tokens", spec.data.validation_tokens))
-    opened = [_open(field, name, problems) for field, name in named if name.startswith("/")]
+    opened = [
+        _open(field, name, open_remote, problems)
+        for field, name in named
+        if wrong_with_tokens(name) is None
+    ]
     found = [each for each in opened if each is not None]
     if problems or len(found) < len(named):
         return problems, None
@@ -83,7 +95,7 @@ def _look_at_tokens(spec: JobSpec) -> tuple[list[FieldProblem], TokenSources | N
         files.append((name, source.train))
         if name == "data.tokens" and source.validation is not None and validation is None:
             files.append((name, source.validation))
-    packings: dict[Path, Packing] = {}
+    packings: dict[str, Packing] = {}
     if spec.data.packing == "whole":
         packings, wrong = _packed(spec, [each for each in files if each[1].num_documents])
         problems += wrong
@@ -98,30 +110,32 @@ def _look_at_tokens(spec: JobSpec) -> tuple[list[FieldProblem], TokenSources | N
 
 def _packed(
     spec: JobSpec, files: Sequence[tuple[str, TokenFile]]
-) -> tuple[dict[Path, Packing], list[FieldProblem]]:
+) -> tuple[dict[str, Packing], list[FieldProblem]]:
     """The packing of each file, and what is wrong with it."""
     packings, problems = {}, []
     for name, file in files:
         try:
-            packing = packings[file.path] = file.packing(spec.model.seq_len)
+            packing = packings[file.name] = file.packing(spec.model.seq_len)
         except ValueError as error:
-            problems.append(FieldProblem(field=name, message=f"has {file.path}, whose {error}"))
+            problems.append(FieldProblem(field=name, message=f"has {file.name}, whose {error}"))
             continue
         if 0 < packing.num_documents == packing.num_without_loss:
             message = (
                 f"is {spec.model.seq_len}; in none of the {packing.num_documents:,} documents of "
-                f"{file.path}, packed whole, a token is predicted: prompts alone fill a sequence, "
+                f"{file.name}, packed whole, a token is predicted: prompts alone fill a sequence, "
                 f"or documents are of one token; give a longer sequence or other {name}"
             )
             problems.append(FieldProblem(field="model.seq_len", message=message))
     return packings, problems
 
 
-def _open(field: str, name: str, problems: list[FieldProblem]) -> TokenSource | None:
+def _open(
+    field: str, name: str, open_remote: OpenRemote, problems: list[FieldProblem]
+) -> TokenSource | None:
     from outlast.tokens.files import open_source
 
     try:
-        return open_source(name)
+        return open_source(name, open_remote)
     except ValueError as error:
         problems.append(FieldProblem(field=field, message=f"is {shown(name)}, which {error}"))
         return None
@@ -176,7 +190,7 @@ def _length(spec: JobSpec, held: TokenSources, field: str, file: TokenFile) -> l
     return [
         FieldProblem(
             field="model.seq_len",
-            message=f"is {spec.model.seq_len}; {file.path} of {field} has {file.num_tokens} "
+            message=f"is {spec.model.seq_len}; {file.name} of {field} has {file.num_tokens} "
             f"tokens, fewer than one sequence and its next token; allowed: {allowed}",
         )
     ]

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
+HEADER_BYTES = _HEADER.size
 _VERSION = 1
 _TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 _CODES = {name: code for code, name in _TYPES.items()}
@@ -106,44 +107,79 @@ class Index:
         return int(self.places[-1]) + int(self.lengths[-1]) * np.dtype(self.token_type).itemsize
 
 
-def read_index(path: Path) -> Index:
-    """Map an index into memory.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexHeader:
+    """What the first bytes of an `.idx` file say."""
+
+    token_type: str
+    num_sequences: int
+    num_entries: int
+
+    @property
+    def num_documents(self) -> int:
+        return self.num_entries - 1
+
+    def ranges_of_last(self) -> list[tuple[int, int]]:
+        """Where in the file the length and the place of the last sequence are."""
+        lengths_end = _HEADER.size + 4 * self.num_sequences
+        places_end = lengths_end + 8 * self.num_sequences
+        return [(lengths_end - 4, lengths_end), (places_end - 8, places_end)]
+
+    def num_bytes(self, length: bytes, place: bytes) -> int:
+        """Size that the `.bin` file must have, by what is there."""
+        num_tokens, first_byte = struct.unpack("<i", length)[0], struct.unpack("<q", place)[0]
+        return int(first_byte) + int(num_tokens) * np.dtype(self.token_type).itemsize
+
+
+def read_index(path: Path, *, name: str | None = None) -> Index:
+    """Map an index into memory; errors have its `name`, which is `path` unless given.
 
     Raises:
         ValueError: it is none, it is truncated, or its tokens do not lie one after the other.
         OSError: it cannot be read.
     """
-    size = path.stat().st_size
+    name = str(path) if name is None else name
     with path.open("rb") as file:
-        header = file.read(_HEADER.size)
-    if not header.startswith(MAGIC[: len(header)]) or not header:
-        raise ValueError(f"{path} is no index of tokens: it does not begin with {MAGIC[:7]!r}")
-    if len(header) < _HEADER.size:
-        raise ValueError(f"{path} is truncated: it has {size} bytes, fewer than its header")
-    _, version, code, num_sequences, num_entries = _HEADER.unpack(header)
-    if version != _VERSION:
-        raise ValueError(f"{path} is an index of version {version}; only {_VERSION} is read")
-    if code not in _TYPES:
-        what = _OTHERS.get(code, f"of the unknown type {code}")
-        raise ValueError(f"{path}: tokens are {what}; allowed: {', '.join(_TYPES.values())}")
-    expected = _HEADER.size + 12 * num_sequences + 8 * num_entries
-    if size < expected:
-        raise ValueError(
-            f"{path} is truncated: it has {size:,} bytes, and an index of {num_sequences:,} "
-            f"sequences has {expected:,}; copy it again"
-        )
-    if size == expected + num_sequences > expected:
-        raise ValueError(f"{path} has a mode for each sequence: multimodal data is not read")
-    if size > expected:
-        raise ValueError(f"{path} has {size - expected:,} bytes more than its header says")
-    if not num_sequences or num_entries < 2:
-        raise ValueError(f"{path} has no documents")
-    index = _mapped(path, _TYPES[code], num_sequences, num_entries)
-    _check_order(path, index)
+        header = parse_header(file.read(HEADER_BYTES), path.stat().st_size, name)
+    index = _mapped(path, header)
+    _check_order(name, index)
     return index
 
 
-def _mapped(path: Path, token_type: str, num_sequences: int, num_entries: int) -> Index:
+def parse_header(header: bytes, size: int, name: str) -> IndexHeader:
+    """What the first `HEADER_BYTES` of an index of `size` bytes say.
+
+    Raises:
+        ValueError: it is none, it is truncated, or it is of a kind that is not read.
+    """
+    if not header.startswith(MAGIC[: len(header)]) or not header:
+        raise ValueError(f"{name} is no index of tokens: it does not begin with {MAGIC[:7]!r}")
+    if len(header) < HEADER_BYTES:
+        raise ValueError(f"{name} is truncated: it has {size} bytes, fewer than its header")
+    _, version, code, num_sequences, num_entries = _HEADER.unpack(header)
+    if version != _VERSION:
+        raise ValueError(f"{name} is an index of version {version}; only {_VERSION} is read")
+    if code not in _TYPES:
+        what = _OTHERS.get(code, f"of the unknown type {code}")
+        raise ValueError(f"{name}: tokens are {what}; allowed: {', '.join(_TYPES.values())}")
+    expected = HEADER_BYTES + 12 * num_sequences + 8 * num_entries
+    if size < expected:
+        raise ValueError(
+            f"{name} is truncated: it has {size:,} bytes, and an index of {num_sequences:,} "
+            f"sequences has {expected:,}; copy it again"
+        )
+    if size == expected + num_sequences > expected:
+        raise ValueError(f"{name} has a mode for each sequence: multimodal data is not read")
+    if size > expected:
+        raise ValueError(f"{name} has {size - expected:,} bytes more than its header says")
+    if not num_sequences or num_entries < 2:
+        raise ValueError(f"{name} has no documents")
+    return IndexHeader(
+        token_type=_TYPES[code], num_sequences=num_sequences, num_entries=num_entries
+    )
+
+
+def _mapped(path: Path, header: IndexHeader) -> Index:
     at = _HEADER.size
 
     def take(kind: str, count: int) -> NDArray[Any]:
@@ -154,26 +190,26 @@ def _mapped(path: Path, token_type: str, num_sequences: int, num_entries: int) -
         return np.asarray(array)
 
     return Index(
-        token_type=token_type,
-        lengths=take("<i4", num_sequences),
-        places=take("<i8", num_sequences),
-        documents=take("<i8", num_entries),
+        token_type=header.token_type,
+        lengths=take("<i4", header.num_sequences),
+        places=take("<i8", header.num_sequences),
+        documents=take("<i8", header.num_entries),
     )
 
 
-def _check_order(path: Path, index: Index) -> None:
+def _check_order(name: str, index: Index) -> None:
     """Sequences are read as one long row of tokens, so they must follow each other."""
     item = np.dtype(index.token_type).itemsize
     count = len(index.lengths)
     starts_well = index.places[0] == 0 and index.documents[0] == 0
     if not starts_well or index.documents[-1] != count:
-        raise ValueError(f"{path}: its documents are not all of its sequences, in order")
+        raise ValueError(f"{name}: its documents are not all of its sequences, in order")
     for part in (slice(0, _NUM_CHECKED), slice(max(0, count - _NUM_CHECKED), count)):
         lengths, places = index.lengths[part], index.places[part]
         # Differences, and not sums, so that no int32 overflows.
         follows = np.diff(places) == lengths[:-1].astype(np.int64) * item
         if not follows.all() or (lengths < 0).any():
-            raise ValueError(f"{path}: its sequences do not lie one after the other")
+            raise ValueError(f"{name}: its sequences do not lie one after the other")
 
 
 class TokenWriter:

@@ -61,8 +61,17 @@ def read_manifest(folder: Path) -> Manifest:
         raise ValueError(
             f"has no {NAME}: it is no folder of `outlast data prepare`, which makes one of text"
         )
+    return parse_manifest(path.read_bytes())
+
+
+def parse_manifest(raw: bytes) -> Manifest:
+    """A manifest as it was written.
+
+    Raises:
+        ValueError: it is of another format.
+    """
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(raw)
         if document.pop("format") != FORMAT:
             raise ValueError("another format")
         splits = {name: Split(**each) for name, each in document.pop("splits").items()}

@@ -42,7 +42,7 @@ def check(
             ranks=ranks, committed_step=-1, checkpoint_url=f"{url}/job-1"
         ),
     )
-    preflight = preflight or Preflight(20.0, lambda job_id, detail: None)
+    preflight = preflight or Preflight(20.0, lambda job_id, detail: None, data_dir=folder)
     asyncio.run(preflight.check(command, spec))
 
 
@@ -140,6 +140,23 @@ def test_whose_problem_missing_data_is_the_other_nodes_answers_tell(
     assert "/nowhere/text.txt" in str(error)
 
 
+def test_tokens_that_no_store_has_are_no_fault_of_the_node(tmp_path: Path) -> None:
+    error = refused(tmp_path, data={"tokens": "memory://no-such-bucket/web"})
+    assert error.kind is ErrorKind.CONFIG
+    assert "data.tokens is 'memory://no-such-bucket/web', which is neither" in str(error)
+
+
+def test_tokens_whose_store_does_not_answer_are_left_to_the_ranks(
+    tmp_path: Path, silent_store: str
+) -> None:
+    """They wait longer for it, and end with a storage error."""
+    check(
+        tmp_path,
+        preflight=Preflight(1.0, lambda *words: None, data_dir=tmp_path),
+        data={"tokens": f"{silent_store}/web"},
+    )
+
+
 @pytest.fixture
 def silent_store() -> Iterator[str]:
     """The URL of a store that takes connections and never answers."""
@@ -153,7 +170,7 @@ def test_storage_that_never_answers_is_no_mistake_of_the_spec(
     told: list[tuple[str, str]] = []
     error = refused(
         tmp_path,
-        preflight=Preflight(0.2, lambda *words: told.append(words)),
+        preflight=Preflight(0.2, lambda *words: told.append(words), data_dir=tmp_path),
         checkpoint={"url": silent_store},
         data={"source": text_file(tmp_path)},
         recovery={"first_step_timeout_s": 10.0},
@@ -173,7 +190,9 @@ def test_storage_that_answers_later_is_waited_for(tmp_path: Path) -> None:
             raise StartRefusedError(kind, "no answer")
 
     waiting: list[str] = []
-    preflight = Preflight(20.0, lambda job_id, detail: waiting.append(detail), probe)
+    preflight = Preflight(
+        20.0, lambda job_id, detail: waiting.append(detail), probe, data_dir=tmp_path
+    )
     check(tmp_path, preflight=preflight, data={"source": text_file(tmp_path)})
     assert waiting == ["no answer"] * 2
     assert answers == []

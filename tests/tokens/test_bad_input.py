@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 import yaml
 
 from outlast.cli.errors import CliError, ExitCode
-from outlast.cli.places import Nodes
+from outlast.cli.places import Nodes, look
 from outlast.cli.specfile import load_spec
+from outlast.spec.parse import parse_spec
 from tests.tokens.corpora import counted, prepared, write
 
 
@@ -181,3 +183,71 @@ def test_the_order_in_which_a_blend_is_written_says_nothing(
         )
         found.append(list(load_spec(folder / "job.yaml", [], Nodes.HERE).spec.data.weights))
     assert found[0] == found[1]
+
+
+REMOTE_CASES: list[tuple[Mapping[str, object], str, str]] = [
+    ({"tokens": "{url}/nowhere"}, "data.tokens", "which is neither .*; check the bucket and the"),
+    ({"tokens": "memory://no-such-bucket/web"}, "data.tokens", "which is neither .*; check the"),
+    ({"tokens": "{url}/nowhere.npy"}, "data.tokens", "which is not there; check the bucket"),
+    ({"tokens": "{url}/no_index"}, "data.tokens", "has no_index.bin and no no_index.idx beside"),
+    ({"tokens": "{url}/cut"}, "data.tokens", "cut.idx is truncated: .*; copy it again"),
+    ({"tokens": "{url}/cut_header"}, "data.tokens", "cut_header.idx is truncated"),
+    ({"tokens": "{url}/cut_tokens"}, "data.tokens", "is truncated or of another corpus; copy both"),
+    ({"tokens": "{url}/cut.npy"}, "data.tokens", "is no array that can be read.*copy it again"),
+    ({"tokens": "{url}/table.npy"}, "data.tokens", "in 2 dimension.*allowed: whole numbers in one"),
+    ({"tokens": "{url}/floats.npy"}, "data.tokens", "an array of float64 .*allowed: whole numbers"),
+    ({"tokens": "{url}/empty.npy"}, "data.tokens", "is an array of no tokens; give one with some"),
+    ({"tokens": "{url}/note.npy"}, "data.tokens", "is no array that can be read"),
+    ({"tokens": "{url}/good", "validation_tokens": "{url}/no"}, "data.validation_tokens", "is 'me"),
+    ({"tokens": "{url}/beyond"}, "model.vocab_size", "vocabulary of 1000; allowed: 1000 or more"),
+    ({"tokens": "{url}/of_gpt2"}, "model.vocab_size", "vocabulary of 50257; allowed: 50257 or"),
+    ({"tokens": "{url}/negative.npy"}, "data.tokens", "which has the id -3; allowed: 0 or more"),
+    (
+        {"tokens": "{url}/plain.npy", "document_mask": True},
+        "data.document_mask",
+        "does not say where documents end; allowed: a folder of",
+    ),
+    ({"tokens": "{url}/short"}, "model.seq_len", "short.bin of data.tokens has 17 tokens, fewer"),
+    ({"tokens": "gopher://a/b"}, "data.tokens", "there is no store 'gopher'.*; allowed: an abs"),
+    ({"tokens": "file://a/b"}, "data.tokens", "a file URL has three slashes, as in file:///corpus"),
+]
+
+
+@pytest.mark.parametrize(("data", "field", "message"), REMOTE_CASES)
+def test_bad_data_at_a_url_is_refused_alike(
+    folder: Path, tmp_path: Path, data: Mapping[str, object], field: str, message: str
+) -> None:
+    """Before anything starts, and without a copy of it."""
+    fs = fsspec.filesystem("memory")
+    bucket = f"/{tmp_path.name}"
+    for path in folder.rglob("*"):
+        if path.is_file():
+            fs.pipe_file(f"{bucket}/{path.relative_to(folder)}", path.read_bytes())
+    fs.pipe_file(f"{bucket}/note.npy", b"no array")
+    given = {
+        name: value.replace("{url}", f"memory:/{bucket}") if isinstance(value, str) else value
+        for name, value in data.items()
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({"name": "a", "data": given}))
+    with pytest.raises(CliError, match=rf"a problem:\n  {field}: .*{message}") as error:
+        load_spec(tmp_path / "job.yaml", [], Nodes.HERE)
+    assert error.value.code == ExitCode.BAD_INPUT
+
+
+def test_a_store_that_does_not_answer_is_no_fault_of_the_spec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is named where the nodes are this machine; elsewhere it is a warning."""
+
+    def info(*given: object, **options: object) -> object:
+        raise ConnectionResetError("reset by peer")
+
+    monkeypatch.setattr("outlast.cli.places._PATIENCE_S", 0.1)
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "info", info)
+    spec = parse_spec({"name": "a", "data": {"tokens": "memory://bucket/web"}})
+    seen = look(spec, {}, Nodes.HERE)
+    (problem,) = seen.problems
+    assert problem.field == "data.tokens"
+    assert problem.message.startswith("cannot be looked at now: storage memory://bucket/web: ")
+    assert "reset by peer" in problem.message
+    assert look(spec, {}, Nodes.ELSEWHERE).problems == ()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outlast.remote.files import RemoteFiles
 from outlast.spec.parse import parse_spec
 from outlast.tokens.files import open_source
 from outlast.tokens.fit import look_at_data
@@ -20,7 +21,7 @@ def problems(tokens: object, **changes: dict[str, Any]) -> list[str]:
     data = {"tokens": tokens, **changes.pop("data", {})}
     model = {"seq_len": 16, **changes.pop("model", {})}
     spec = parse_spec({"name": "a", "data": data, "model": model})
-    return [f"{each.field} {each.message}" for each in look_at_data(spec)[0]]
+    return [f"{each.field} {each.message}" for each in look_at_data(spec, RemoteFiles().open)[0]]
 
 
 @pytest.mark.parametrize("ending", ["", ".bin", ".idx"])

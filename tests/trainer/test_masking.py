@@ -128,7 +128,7 @@ def test_every_layout_reads_the_same(num_replicas: int, micro_batch: int) -> Non
 def test_tokens_with_prompts_are_for_causal_models(tmp_path: Path) -> None:
     data = {**instructions(tmp_path), "masked": {"fraction": 0.15, "mask_token": 256}}
     document = {**BERT, "data": data}
-    problems, _ = look_at_data(parse_spec(document))
+    problems, _ = look_at_data(parse_spec(document), lambda url: None)
     assert [problem.field for problem in problems] == ["data.masked.fraction"]
     assert "has prompts" in problems[0].message
 

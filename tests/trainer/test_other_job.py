@@ -91,7 +91,7 @@ def found_before(spec: dict[str, Any], root: Path) -> list[str]:
         ranks=(0,), committed_step=-1, checkpoint_url=f"file://{root}/own/job-2"
     )
     command = agents_pb2.Command(job_id="job-2", attempt=1, start_workers=start)
-    check = Preflight(20.0, lambda job_id, why: None).check(command, parsed)
+    check = Preflight(20.0, lambda job_id, why: None, data_dir=root).check(command, parsed)
     if not said:
         asyncio.run(check)
         return said

@@ -66,8 +66,18 @@ class Split:
         dataset: Dataset[_Sample],
         plan: Plan[_Sample],
         change: Callable[[MicroBatch, int, Sequence[_Sample]], MicroBatch] | None = None,
+        *,
+        prefetch: Callable[[Sequence[_Sample]], None] | None = None,
     ) -> None:
-        """`change` is what becomes of a micro-batch, given with its step and its samples."""
+        """`change` is what becomes of a micro-batch, given with its step and its samples.
+
+        `prefetch` begins to fetch samples that will be read, of a dataset that is remote.
+        """
+
+        def begin(step: int, replica: int) -> None:
+            assert prefetch is not None
+            parts = (plan.samples(step, replica, each) for each in range(plan.num_micro_batches))
+            prefetch([sample for part in parts for sample in part])
 
         def read(step: int, replica: int, index: int) -> MicroBatch:
             samples = plan.samples(step, replica, index)
@@ -75,12 +85,18 @@ class Split:
             return batch if change is None else change(batch, step, samples)
 
         self._read = read
+        self._begin = None if prefetch is None else begin
         self.num_micro_batches = plan.num_micro_batches
 
     def read(
         self, step: int, replica: int, *, allocate: Callable[[int], Memory] = bytearray
     ) -> StepBatch:
         """What a replica reads at a step, in memory that `allocate` gives."""
+        if self._begin is not None:
+            # All of this step at once and not one sample after the other, and behind it the next
+            # step, which is on its way while this one is trained on.
+            self._begin(step, replica)
+            self._begin(step + 1, replica)
         return StepBatch.write(
             lambda index: self._read(step, replica, index),
             self.num_micro_batches,

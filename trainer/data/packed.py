@@ -13,11 +13,11 @@ import numpy as np
 from outlast.rules.data import PADDING
 from outlast.tokens.files import TokenFile
 from outlast.tokens.packing import Packing
-from trainer.data.tokens import Row
+from trainer.data.tokens import Row, Rows
 
 
-class PackedSequences:
-    """The sequences of one file that belong to one split, documents packed whole."""
+class PackedSequences(Rows):
+    """Sequences into which documents are packed whole."""
 
     def __init__(
         self,
@@ -28,20 +28,18 @@ class PackedSequences:
         number: int,
         place: Callable[[int], int] | None,
     ) -> None:
-        """`place` says where in the packing each of so many sequences is; None: they are all."""
-        self.num_samples = number
-        self.path = file.path
-        self._tokens, self._index = file.tokens(), file.index()
+        super().__init__(file, number=number, place=place)
+        self._index = file.index()
         self._packing = packing
         self._row_tokens = seq_len + 1
-        self._place = place
         self._has_prompts = file.has_prompts
 
     def row(self, sample: int) -> Row:
         """A sequence and the place behind it."""
-        first, count = self._packing.span(sample if self._place is None else self._place(sample))
+        part = self.part(sample)
+        first, count = part.start, part.stop - part.start
         tokens = np.full(self._row_tokens, PADDING, dtype=np.int64)
-        tokens[:count] = self._tokens[first : first + count]
+        tokens[:count] = self._tokens[part]
         starts = np.zeros(self._row_tokens, dtype=np.int64)
         begun = self._index.starts(first, count)
         starts[begun] = begun
@@ -49,3 +47,7 @@ class PackedSequences:
         unpredicted = np.ones(self._row_tokens, dtype=np.bool_)
         unpredicted[:count] = self._index.prompts(first, count) if self._has_prompts else False
         return Row(tokens=tokens, starts=np.maximum.accumulate(starts), unpredicted=unpredicted)
+
+    def part(self, sample: int) -> slice:
+        first, count = self._packing.span(self._place(sample))
+        return slice(first, first + count)

@@ -1,4 +1,4 @@
-"""Sequences of files of tokens: mapped into memory, read by source and number.
+"""Sequences of files of tokens: mapped into memory or remote, read by source and number.
 
 Documents lie one after the other in a file, each with what its tokenizer puts behind it, and a
 sequence is cut out of that row wherever it falls: nothing is padded, and no list says where
@@ -7,15 +7,16 @@ sequences begin. Those of whole documents are in `trainer.data.packed`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from outlast.tokens.files import TokenFile
+from outlast.tokens.remote_file import RemoteTokens
 from trainer.parallel.pipeline import MicroBatch
 
 NO_TARGET = -1
@@ -31,17 +32,41 @@ class Row(NamedTuple):
     """Which of them have no loss, besides the first one of each document."""
 
 
-class Rows(Protocol):
+class Rows(ABC):
     """The sequences of one file that belong to one split."""
 
-    num_samples: int
-    path: Path
+    def __init__(self, file: TokenFile, *, number: int, place: Callable[[int], int] | None) -> None:
+        """`place` says where in the file each of so many sequences is; None: they are all."""
+        self.num_samples = number
+        self.name = file.name
+        self._tokens = file.tokens()
+        self._place = _same if place is None else place
 
-    def row(self, sample: int) -> Row: ...
+    @abstractmethod
+    def row(self, sample: int) -> Row:
+        """A sequence and the token, or the place, behind it."""
+
+    @abstractmethod
+    def part(self, sample: int) -> slice:
+        """What of the file it is made of."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether reading waits for what was not prefetched."""
+        return isinstance(self._tokens, RemoteTokens)
+
+    def prefetch(self, samples: Iterable[int]) -> None:
+        """Begin to fetch what will be read; local files need none of it."""
+        if isinstance(self._tokens, RemoteTokens):
+            self._tokens.prefetch([self.part(sample) for sample in samples])
 
 
-class Sequences:
-    """The sequences of one file that belong to one split."""
+def _same(sample: int) -> int:
+    return sample
+
+
+class Sequences(Rows):
+    """Sequences that are cut out of the stream of all documents."""
 
     def __init__(
         self,
@@ -52,20 +77,16 @@ class Sequences:
         place: Callable[[int], int] | None,
         document_mask: bool = False,
     ) -> None:
-        """`place` says where in the file each of so many sequences is; None: they are all."""
-        self.num_samples = number
-        self.path = file.path
-        self._tokens = file.tokens()
+        super().__init__(file, number=number, place=place)
         self._seq_len = seq_len
-        self._place = place
         self._index = file.index() if document_mask or file.has_prompts else None
         self._document_mask, self._has_prompts = document_mask, file.has_prompts
 
     def row(self, sample: int) -> Row:
         """A sequence and the token behind it."""
-        at = (sample if self._place is None else self._place(sample)) * self._seq_len
-        count = self._seq_len + 1
-        tokens = self._tokens[at : at + count].astype(np.int64)
+        part = self.part(sample)
+        at, count = part.start, part.stop - part.start
+        tokens = self._tokens[part].astype(np.int64)
         starts, unpredicted = None, np.zeros(count, dtype=np.bool_)
         if self._index is not None and self._document_mask:
             starts = np.zeros(count, dtype=np.int64)
@@ -75,6 +96,10 @@ class Sequences:
         if self._index is not None and self._has_prompts:
             unpredicted = self._index.prompts(at, count)
         return Row(tokens=tokens, starts=starts, unpredicted=unpredicted)
+
+    def part(self, sample: int) -> slice:
+        at = self._place(sample) * self._seq_len
+        return slice(at, at + self._seq_len + 1)
 
 
 class BlendDataset:
@@ -112,12 +137,22 @@ class BlendDataset:
             num_predicted=_predicted(targets),
         )
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether any source is."""
+        return any(source.is_remote for source in self._sources)
+
+    def prefetch(self, samples: Sequence[tuple[int, int]]) -> None:
+        """Begin to fetch samples that will be read, of sources that are remote."""
+        for number, source in enumerate(self._sources):
+            source.prefetch(sample for of, sample in samples if of == number)
+
     def _beyond(self, rows: np.ndarray, samples: Sequence[tuple[int, int]]) -> str:
         is_wrong = (rows < 0) | (rows >= self._vocab_size)
         row = int(is_wrong.any(axis=1).argmax())
         source, sample = samples[row]
         return (
-            f"data.tokens: {self._sources[source].path} has the id {rows[row][is_wrong[row]][0]} "
+            f"data.tokens: {self._sources[source].name} has the id {rows[row][is_wrong[row]][0]} "
             f"in sequence {sample}, beyond model.vocab_size = {self._vocab_size}; it was made "
             "with another tokenizer, or is damaged"
         )

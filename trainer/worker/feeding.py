@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from outlast.remote.files import files_of_node
 from outlast.spec import JobSpec
 from outlast.tokens.files import TokenFile, TokenSource, open_source
 from outlast.tokens.holdout import Holdout
 from outlast.tokens.packing import Packing
+from outlast.tokens.remote_file import OpenRemote
 from trainer.core.batch import BatchPlan, BlendPlan
 from trainer.core.blend import Blend, blend_of
 from trainer.data.dataset import TokenDataset
@@ -61,6 +63,7 @@ def open_data(spec: JobSpec, mesh: Mesh, data_dir: Path, node: NodeLoader | None
 
     Raises:
         ValueError: it is not there, or cannot feed this model.
+        StorageUnavailableError: it is in a store that does not answer.
     """
     splits = open_splits(spec, data_dir)
     wanted = Wanted(
@@ -86,9 +89,10 @@ def open_splits(spec: JobSpec, data_dir: Path) -> Splits:
 
     Raises:
         ValueError: it is not there, or cannot feed this model.
+        StorageUnavailableError: it is in a store that does not answer.
     """
     if spec.data.tokens is not None:
-        return _of_tokens(spec)
+        return _of_tokens(spec, files_of_node(data_dir, spec.data.cache_bytes).open)
     files = prepare(data_dir, configure.data_options(spec))
     return Splits(
         train=_text(spec, files.train, trains=True),
@@ -130,13 +134,15 @@ def _masking(spec: JobSpec, *, varies: bool) -> Masking | None:
     )
 
 
-def _of_tokens(spec: JobSpec) -> Splits:
+def _of_tokens(spec: JobSpec, open_remote: OpenRemote) -> Splits:
     weights = spec.data.weights
-    sources = [_opened("data.tokens", name) for name in weights]
+    sources = [_opened("data.tokens", name, open_remote) for name in weights]
     changes = [(each.from_step, each.tokens) for each in spec.data.blend_changes]
     blend = blend_of(weights, changes, global_batch=spec.data.global_batch)
     given = spec.data.validation_tokens
-    validation = None if given is None else _opened("data.validation_tokens", given)
+    validation = None
+    if given is not None:
+        validation = _opened("data.validation_tokens", given, open_remote)
     files = _Files(spec)
     if validation is None:
         held_out, shares = [files.held_out(each) for each in sources], weights
@@ -158,9 +164,9 @@ def _of_tokens(spec: JobSpec) -> Splits:
     )
 
 
-def _opened(field: str, name: str) -> TokenSource:
+def _opened(field: str, name: str, open_remote: OpenRemote) -> TokenSource:
     try:
-        return open_source(name)
+        return open_source(name, open_remote)
     except ValueError as error:
         raise ValueError(f"{field} {name!r} {error}") from error
 
@@ -171,7 +177,7 @@ class _Files:
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         # A pass over the index makes one, and both splits may be of the same file.
-        self._packings: dict[Path, Packing] = {}
+        self._packings: dict[str, Packing] = {}
 
     def trained_on(self, source: TokenSource, *, whole: bool) -> Rows:
         """`whole`: nothing of the source is held out."""
@@ -201,15 +207,15 @@ class _Files:
         return file.num_sequences(self._spec.model.seq_len)
 
     def _packing(self, file: TokenFile) -> Packing:
-        if file.path not in self._packings:
-            self._packings[file.path] = file.packing(self._spec.model.seq_len)
-        return self._packings[file.path]
+        if file.name not in self._packings:
+            self._packings[file.name] = file.packing(self._spec.model.seq_len)
+        return self._packings[file.name]
 
     def _sequences(self, file: TokenFile, number: int, place: Callable[[int], int] | None) -> Rows:
         seq_len, data = self._spec.model.seq_len, self._spec.data
         if number < 1:
             raise ValueError(
-                f"{file.path} holds {file.num_tokens} tokens, too few for a sequence of "
+                f"{file.name} holds {file.num_tokens} tokens, too few for a sequence of "
                 f"model.seq_len = {seq_len} in each split; give more tokens, a larger "
                 "data.validation_fraction or a shorter sequence"
             )
@@ -232,4 +238,6 @@ def _split(spec: JobSpec, sources: list[Rows], blend: Blend, *, trains: bool) ->
     )
     dataset = BlendDataset(sources, vocab_size=spec.model.vocab_size)
     masking = _masking(spec, varies=trains)
-    return Split(dataset, plan, None if masking is None else masking.hide)
+    change = None if masking is None else masking.hide
+    prefetch = dataset.prefetch if dataset.is_remote else None
+    return Split(dataset, plan, change, prefetch=prefetch)

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Protocol
 
 from checkpoint.core.pacing import backoff_s
@@ -24,12 +27,17 @@ from checkpoint.storage.storage import Storage
 from controller.agent.threads import run_blocking
 from controller.agent.workers import launch
 from controller.agent.workers.launch import StartRefusedError
-from outlast.errors import OutlastError
+from outlast.errors import OutlastError, RetryableError
 from outlast.failures import ErrorKind
 from outlast.problems import FieldProblem, shown
+from outlast.remote.disk import BlockFolder
+from outlast.remote.files import RemoteFiles
 from outlast.spec import JobSpec
 from outlast.tokens.fit import look_at_data
+from outlast.tokens.remote_file import is_remote
 from outlast.v1 import agents_pb2
+
+logger = logging.getLogger(__name__)
 
 # Places that were found right; a node that forgets one looks again.
 _MAX_KNOWN = 1_000
@@ -49,13 +57,17 @@ class Preflight:
         probe_s: float,
         waiting: Callable[[str, str], None],
         probe: Probe = launch.check_storage,
+        *,
+        data_dir: Path,
     ) -> None:
         """`probe_s` is how long checkpoint storage may take to answer one `probe`.
 
+        `data_dir` is the node's, where what was read of remote tokens is kept.
         `waiting` is called with a job and the reason for which its start waits for storage.
         """
         self._probe_s = probe_s
         self._waiting = waiting
+        self._data_dir = data_dir
         self._probe = probe
         # Field, place and job of what was found right.
         self._known: dict[tuple[str, str, str], None] = {}
@@ -69,8 +81,10 @@ class Preflight:
         start = command.start_workers
         job_id = command.job_id
         source = ("data", spec.data.model_dump_json(), job_id)
-        problems = await self._once(source, lambda: look_at_data(spec)[0])
-        kind = ErrorKind.MISSING if problems else ErrorKind.CONFIG
+        problems = await self._once(source, lambda: self._look_at_data(spec))
+        # What a store has not got no other node finds there.
+        is_of_node = not all(map(is_remote, spec.data.weights)) or not spec.data.weights
+        kind = ErrorKind.MISSING if problems and is_of_node else ErrorKind.CONFIG
         if launch.should_try_storage(command):
             elsewhere = await self._storage(start.checkpoint_url, command, spec)
             load = spec.checkpoint.load
@@ -83,6 +97,16 @@ class Preflight:
                 kind, problems = ErrorKind.CONFIG, [*problems, *elsewhere]
         if problems:
             raise StartRefusedError(kind, _in_words(problems))
+
+    def _look_at_data(self, spec: JobSpec) -> list[FieldProblem]:
+        cache = BlockFolder(self._data_dir / "blocks", max_bytes=spec.data.cache_bytes)
+        # Ranks have more patience.
+        with closing(RemoteFiles(cache, patience_s=self._probe_s / 2)) as files:
+            try:
+                return look_at_data(spec, files.open)[0]
+            except RetryableError as error:
+                logger.warning("data not looked at, ranks will try again: %s", error)
+                return []
 
     async def _storage(
         self, url: str, command: agents_pb2.Command, spec: JobSpec

@@ -51,6 +51,8 @@ NODE: tuple[ExitRule, ...] = (
             "outlast.errors.SettingError: checkpoint.load: file:///ckpt/gpt-zhrpe: checkpoint step "
             "240 has no tensor model.blocks.8.mlp.up.weight: it is of another model; load it with "
             "the model section that saved it",
+            "outlast.errors.SettingError: data: s3://corpora/web/train.bin has changed since this "
+            "attempt began: it is gone; put back what the job began with",
         ),
         misses=(
             # Of the job's own checkpoint, which has the job's model.

@@ -41,6 +41,8 @@ PEERS: tuple[ExitRule, ...] = (
             "OSError: [Errno 122] Disk quota exceeded",
             "OSError: [Errno 107] Transport endpoint is not connected: '/mnt/fuse'",
             "checkpoint.storage.storage.StorageUnavailableError: file:///ckpt cannot be written",
+            "checkpoint.errors.StorageUnavailableError: storage s3://corpora/web: cannot read "
+            "train.bin: [Errno 104] Connection reset by peer; asked 9 times in 113 s",
         ),
         misses=(
             "FileNotFoundError: [Errno 2] No such file or directory: 'train.txt'",

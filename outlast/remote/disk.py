@@ -1,0 +1,189 @@
+"""Blocks of remote files on a node's disk, shared by all processes of the node, within a bound.
+
+A block is a file that appears by a rename, and ends with a checksum of the rest: one that a crash
+or a full disk has cut is read as if it were not there. How many bytes are taken stands in a file of
+its own, added to under a lock before anything is written, so that processes side by side keep to
+the bound together; whoever would exceed it counts what is there and deletes what was not read for
+longest. Nothing here is needed: a disk that fails costs the cache and not the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import struct
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from checkpoint.checksums import CHECKSUM, block_checksum
+from outlast.remote.blocks import KeptFile, to_evict
+
+logger = logging.getLogger(__name__)
+
+_USAGE, _DRAFT, _LOCK = "usage", ".draft", ".lock"
+_NUMBER = struct.Struct("<Q")
+# Whoever counts frees so much at once: counting a quarter of a million files takes a second.
+_FREED_SHARE = 8
+# So much of the disk stays free, whatever the bound: logs and checkpoints may need it.
+_FREE_SHARE = 20
+# Reading what becomes a file has deadlines of minutes: older drafts are of processes that died.
+_DRAFT_AGE_S = 3600.0
+
+
+class BlockFolder:
+    """The cache of one node. Thread-safe, and safe to use from several processes."""
+
+    def __init__(self, folder: Path, *, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._folder = folder
+        self._is_broken = False
+
+    def read(self, name: str) -> bytes | None:
+        """What was written by this name; None when it is not there, or damaged."""
+        path = self._folder / name
+        try:
+            with path.open("rb") as file:
+                raw = file.read()
+                # What is evicted goes by the time of the last use.
+                os.utime(file.fileno())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._warn(error)
+            return None
+        data, end = raw[: -_NUMBER.size], raw[-_NUMBER.size :]
+        if len(end) == _NUMBER.size and _NUMBER.unpack(end)[0] == block_checksum(CHECKSUM, data):
+            return data
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        return None
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a file, which counts as used then."""
+        try:
+            os.utime(self._folder / name)
+        except OSError:
+            return False
+        return True
+
+    def write(self, name: str, data: bytes) -> None:
+        """Keep `data` by a name, if there is room for it."""
+        nbytes = len(data) + _NUMBER.size
+        try:
+            if not self._reserve(nbytes):
+                return
+            with self._draft(name) as file:
+                file.write(data)
+                file.write(_NUMBER.pack(block_checksum(CHECKSUM, data)))
+        except OSError as error:
+            self._warn(error)
+
+    def whole(self, name: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> Path:
+        """A file of `nbytes` that is used in place; the first of the node's processes fills it.
+
+        Raises:
+            ValueError: it does not fit into the bound.
+            OSError: it cannot be written here.
+        """
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path.with_name(f"{path.name}{_LOCK}"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if self.has(name):
+                return path
+            if not self._reserve(nbytes):
+                raise ValueError(
+                    f"has {nbytes:,} bytes, for which there is no room in {self._folder}: "
+                    f"data.cache_bytes is {self.max_bytes:,}, and a twentieth of the disk stays "
+                    "free; give a larger data.cache_bytes or disk"
+                )
+            with self._draft(name) as file:
+                fill(file)
+                # It is mapped and not read through, so no checksum would find it cut.
+                file.flush()
+                os.fsync(file.fileno())
+        return path
+
+    @contextlib.contextmanager
+    def _draft(self, name: str) -> Iterator[BinaryIO]:
+        """A new file that gets its name when it is whole."""
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}{_DRAFT}")
+        try:
+            with draft.open("wb") as file:
+                yield file
+            draft.rename(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise
+
+    def _reserve(self, nbytes: int) -> bool:
+        """Count `nbytes` as taken; False when there is no room for them."""
+        if nbytes > self.max_bytes:
+            return False
+        self._folder.mkdir(parents=True, exist_ok=True)
+        disk = os.statvfs(self._folder)
+        if disk.f_bavail * disk.f_frsize - nbytes < disk.f_blocks * disk.f_frsize // _FREE_SHARE:
+            return False
+        handle = os.open(self._folder / _USAGE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            raw = os.pread(handle, _NUMBER.size, 0)
+            used = _NUMBER.unpack(raw)[0] if len(raw) == _NUMBER.size else None
+            if used is None or used + nbytes > self.max_bytes:
+                used = self._make_room(nbytes)
+            os.pwrite(handle, _NUMBER.pack(used + nbytes), 0)
+        finally:
+            os.close(handle)
+        return True
+
+    def _make_room(self, nbytes: int) -> int:
+        """Count what is there and delete what must go; says how many bytes are left."""
+        kept, drafts = self._found()
+        used = sum(each.nbytes for each in kept)
+        if used + drafts + nbytes <= self.max_bytes:
+            return used + drafts
+        limit = self.max_bytes - self.max_bytes // _FREED_SHARE - drafts - nbytes
+        for each in to_evict(kept, limit_bytes=limit):
+            # Who has it open reads on; its room is free when the last one closes it.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(each.name)
+            used -= each.nbytes
+        return used + drafts
+
+    def _found(self) -> tuple[list[KeptFile], int]:
+        """What may be evicted, and the bytes of what is being written."""
+        kept, drafts = [], 0
+        old_s = time.time() - _DRAFT_AGE_S
+        for folder in os.scandir(self._folder):
+            if not folder.is_dir(follow_symlinks=False):
+                continue
+            for entry in os.scandir(folder):
+                try:
+                    stat = entry.stat(follow_symlinks=False)
+                    if entry.name.endswith(_DRAFT) and stat.st_mtime < old_s:
+                        os.unlink(entry.path)
+                        continue
+                except FileNotFoundError:
+                    # It was renamed or deleted meanwhile.
+                    continue
+                if entry.name.endswith(_DRAFT):
+                    drafts += stat.st_size
+                elif not entry.name.endswith(_LOCK):
+                    kept.append(
+                        KeptFile(name=entry.path, nbytes=stat.st_size, used_at_ns=stat.st_mtime_ns)
+                    )
+        return kept, drafts
+
+    def _warn(self, error: OSError) -> None:
+        """Say once for each process that the cache does not work."""
+        if not self._is_broken:
+            self._is_broken = True
+            logger.warning("remote data is read without its cache: %s", error)
