@@ -7,16 +7,22 @@ path of this machine, or at the URL of a store (`remote_source.py`).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from outlast.tokens.index import read_index
-from outlast.tokens.manifest import NAME, read_manifest
+from outlast.tokens.manifest import read_manifest
 from outlast.tokens.remote_file import OpenRemote, is_remote
 from outlast.tokens.remote_source import open_remote_source
-from outlast.tokens.token_file import TokenFile, TokenSource, alone, check_array, check_sizes
+from outlast.tokens.token_file import (
+    TokenFile,
+    TokenSource,
+    alone,
+    check_array,
+    check_sizes,
+    prepared,
+)
 
 __all__ = ["TokenFile", "TokenSource", "open_source"]
 
@@ -35,31 +41,16 @@ def open_source(name: str, open_remote: OpenRemote | None = None) -> TokenSource
                 raise ValueError("is a URL, and only files of this machine are read here")
             return open_remote_source(name, open_remote)
         if path.is_dir():
-            return _of_folder(name, path)
+            manifest = read_manifest(path)
+            return prepared(
+                name, manifest, lambda split: _of_pair(path / split), remedy="prepare it again"
+            )
         if path.suffix == ".npy":
             return alone(name, _of_array(path))
         stem = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
         return alone(name, _of_pair(stem))
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror or error}") from error
-
-
-def _of_folder(name: str, folder: Path) -> TokenSource:
-    manifest = read_manifest(folder)
-    files = {}
-    for split, said in manifest.splits.items():
-        file = _of_pair(folder / split)
-        if (file.num_tokens, file.num_documents) != (said.tokens, said.documents):
-            raise ValueError(f"has another {split}.bin than its {NAME} says; prepare it again")
-        files[split] = replace(file, has_prompts=manifest.has_prompts)
-    return TokenSource(
-        name=name,
-        train=files["train"],
-        validation=files.get("validation"),
-        vocab_size=manifest.vocab_size,
-        tokenizer=manifest.tokenizer,
-        digest=manifest.digest,
-    )
 
 
 def _of_pair(stem: Path) -> TokenFile:

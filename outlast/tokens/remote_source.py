@@ -6,14 +6,20 @@ Of an index only its ends are read here: they say how many tokens and documents 
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 
 import numpy as np
 
 from outlast.tokens.index import HEADER_BYTES, IndexHeader, parse_header
 from outlast.tokens.manifest import NAME, parse_manifest
 from outlast.tokens.remote_file import OpenRemote, RemoteFile
-from outlast.tokens.token_file import TokenFile, TokenSource, alone, check_array, check_sizes
+from outlast.tokens.token_file import (
+    TokenFile,
+    TokenSource,
+    alone,
+    check_array,
+    check_sizes,
+    prepared,
+)
 
 # The longest manifest has a line for each of its sources.
 _MAX_MANIFEST_BYTES = 64 << 20
@@ -33,26 +39,14 @@ def open_remote_source(name: str, open_remote: OpenRemote) -> TokenSource:
         return alone(name, _array(url, open_remote))
     stem = url.removesuffix(".bin").removesuffix(".idx")
     if stem == url and (manifest := open_remote(f"{url}/{NAME}")) is not None:
-        return _folder(name, url, manifest, open_remote)
+        said = parse_manifest(manifest.read(0, min(manifest.size, _MAX_MANIFEST_BYTES)))
+        return prepared(
+            name,
+            said,
+            lambda split: _pair(f"{url}/{split}", open_remote),
+            remedy="copy all of it again",
+        )
     return alone(name, _pair(stem, open_remote))
-
-
-def _folder(name: str, url: str, file: RemoteFile, open_remote: OpenRemote) -> TokenSource:
-    manifest = parse_manifest(file.read(0, min(file.size, _MAX_MANIFEST_BYTES)))
-    files = {}
-    for split, said in manifest.splits.items():
-        found = _pair(f"{url}/{split}", open_remote)
-        if (found.num_tokens, found.num_documents) != (said.tokens, said.documents):
-            raise ValueError(f"has another {split}.bin than its {NAME} says; copy all of it again")
-        files[split] = replace(found, has_prompts=manifest.has_prompts)
-    return TokenSource(
-        name=name,
-        train=files["train"],
-        validation=files.get("validation"),
-        vocab_size=manifest.vocab_size,
-        tokenizer=manifest.tokenizer,
-        digest=manifest.digest,
-    )
 
 
 def _pair(stem: str, open_remote: OpenRemote) -> TokenFile:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outlast.tokens.index import Index, read_index
+from outlast.tokens.manifest import NAME, Manifest
 from outlast.tokens.packing import Packing
 from outlast.tokens.remote_file import RemoteFile, RemoteTokens
 
@@ -106,6 +107,30 @@ def alone(name: str, file: TokenFile) -> TokenSource:
         vocab_size=None,
         tokenizer=None,
         digest=file.digest_sampled(),
+    )
+
+
+def prepared(
+    name: str, manifest: Manifest, pair_of: Callable[[str], TokenFile], *, remedy: str
+) -> TokenSource:
+    """A folder of `outlast data prepare`; `pair_of` opens one of its splits.
+
+    Raises:
+        ValueError: a split is not what the manifest says.
+    """
+    files = {}
+    for split, said in manifest.splits.items():
+        file = pair_of(split)
+        if (file.num_tokens, file.num_documents) != (said.tokens, said.documents):
+            raise ValueError(f"has another {split}.bin than its {NAME} says; {remedy}")
+        files[split] = replace(file, has_prompts=manifest.has_prompts)
+    return TokenSource(
+        name=name,
+        train=files["train"],
+        validation=files.get("validation"),
+        vocab_size=manifest.vocab_size,
+        tokenizer=manifest.tokenizer,
+        digest=manifest.digest,
     )
 
 
