@@ -20,9 +20,11 @@ class MaskedSpec(Section):
         None, ge=0, description="Id that stands for a hidden token, such as 103 of BERT's [MASK]."
     )
     random: float = Field(
-        0.1, ge=0, le=1, description="Share of them that is replaced by any token instead,"
+        0.1, ge=0, le=1, description="Of the predicted tokens, the share that any token replaces."
     )
-    kept: float = Field(0.1, ge=0, le=1, description="and that is left as it is.")
+    kept: float = Field(
+        0.1, ge=0, le=1, description="Of the predicted tokens, the share that stays as it is."
+    )
     never: tuple[int, ...] = Field(
         (), description="Ids that are never predicted, such as those of [CLS] and [SEP]."
     )

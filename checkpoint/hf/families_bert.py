@@ -5,13 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from checkpoint.hf.family import INIT, LAYER_EPS, SHAPE, Family, plain
-from checkpoint.hf.options import Option
+from checkpoint.hf.options import Config, Fields, Mixed, Option, refused
 from checkpoint.hf.rules import Rule, copied
 from checkpoint.hf.tensors import norm, table
 from outlast.model import ModelSpec
 
 # Where a config does not say it: the base model as published.
 _BASE = {"layers": 12, "hidden": 768, "heads": 12, "ffn_hidden": 3072, "vocab_size": 30_522}
+
+
+def _read_segments(config: Config) -> Fields:
+    count = config.get("type_vocab_size", 2)
+    if not isinstance(count, int) or count < 1:
+        raise refused("type_vocab_size", count, "allowed: 1 or more")
+    return {"segments": count}
+
+
+def _write_segments(model: ModelSpec) -> Fields:
+    return {"type_vocab_size": model.segments}
+
+
+_SEGMENTS = Mixed(theirs=("type_vocab_size",), read=_read_segments, write=_write_segments)
+# Of the head that the model is without.
+_POOLER = Mixed(
+    theirs=(
+        *("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
+        *("pooler_size_per_head", "pooler_type"),
+    ),
+    read=lambda config: {},
+    write=lambda model: {},
+)
 
 
 def bert_rules(model: ModelSpec) -> Iterator[Rule]:
@@ -68,12 +91,16 @@ BERT_FAMILIES = (
         options=(
             *(*_shape(), INIT, plain("gelu")),
             Option(theirs="max_position_embeddings", ours="seq_len", missing=512),
-            Option(theirs="type_vocab_size", ours="segments", missing=2),
             Option(theirs=LAYER_EPS.theirs, ours=LAYER_EPS.ours, missing=1e-12),
             Option(theirs="hidden_dropout_prob", ours="dropout", missing=0.1),
             Option(theirs="attention_probs_dropout_prob", ours="attention_dropout", missing=0.1),
         ),
-        constants={"tie_word_embeddings": True, "position_embedding_type": "absolute"},
+        constants={
+            "tie_word_embeddings": True,
+            "position_embedding_type": "absolute",
+            "directionality": "bidi",
+        },
+        mixed=(_POOLER, _SEGMENTS),
         fixed={
             "attention": "bidirectional",
             "norm_place": "sum",

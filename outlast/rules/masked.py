@@ -15,7 +15,7 @@ _FIELD = "data.masked"
 
 
 def _check_attention(spec: JobSpec) -> list[FieldProblem]:
-    """Who sees what is ahead cannot be trained to foretell it."""
+    """A model that sees the next tokens cannot be trained to predict them."""
     model, fraction = spec.model, spec.data.masked.fraction
     if model.attention == "causal":
         if not fraction:

@@ -199,6 +199,18 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(model_type: obje
         section_of({"model_type": model_type})
 
 
+def test_the_pooler_of_a_published_bert_is_left_out() -> None:
+    config = {"model_type": "bert", "directionality": "bidi", "pooler_fc_size": 768}
+    spec = {"name": "a", "model": section_of(config), "data": {"tokens": "/a"}}
+    masked = {"fraction": 0.15, "mask_token": 103}
+    found = parse_spec({**spec, "data": {"tokens": "/a", "masked": masked}})
+    # 109.5 million as published, with the pooler.
+    assert num_parameters(found) == 109_514_298
+    model = found.model.model_copy(update={"segments": 0})
+    with pytest.raises(UnsupportedModelError, match="type_vocab_size"):
+        config_of(model, FAMILIES["bert"])
+
+
 @pytest.mark.parametrize("model_type", LACKING)
 def test_a_known_architecture_that_we_lack_is_refused_with_what_it_needs(model_type: str) -> None:
     with pytest.raises(UnsupportedModelError, match=re.escape(LACKING[model_type])):

@@ -306,6 +306,19 @@ def test_another_numeric_environment_is_noted_and_named(ranks: RankPool, folder:
     assert changes == [[], [f"torch 1.0.0 is now {torch.__version__}"]]
 
 
+def test_a_change_of_what_is_hidden_is_noted(ranks: RankPool, folder: Path) -> None:
+    def hiding(fraction: float) -> dict[str, Any]:
+        spec = spec_of(folder, steps=4)
+        model = {**spec["model"], "attention": "bidirectional", "vocab_size": 257}
+        data = {**spec["data"], "masked": {"fraction": fraction, "mask_token": 256}}
+        return {**spec, "model": model, "data": data}
+
+    ranks.run(train, 1, folder, hiding(0.15), 1, 2)
+    assert ranks.run(train, 1, folder, hiding(0.3), 2)[0]["code"] == DONE
+    note = json.loads((folder / "a2-rank-0.environment.json").read_text())
+    assert note["changes"] == ["data.masked.fraction 0.15 is now 0.3"]
+
+
 def test_a_restore_that_fails_halfway_leaves_nothing_behind(ranks: RankPool, folder: Path) -> None:
     """Rank 0 has loaded its state when rank 1 cannot, and storage has nothing yet."""
     spec = spec_of(folder, steps=3, parallel={"pp": 2})

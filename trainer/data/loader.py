@@ -65,11 +65,11 @@ class Split:
         self,
         dataset: Dataset[_Sample],
         plan: Plan[_Sample],
-        change: Callable[[MicroBatch, int, Sequence[_Sample]], MicroBatch] | None = None,
+        transform: Callable[[MicroBatch, int, Sequence[_Sample]], MicroBatch] | None = None,
         *,
         prefetch: Callable[[Sequence[_Sample]], None] | None = None,
     ) -> None:
-        """`change` is what becomes of a micro-batch, given with its step and its samples.
+        """`transform` changes a micro-batch, given with its step and its samples.
 
         `prefetch` begins to fetch samples that will be read, of a dataset that is remote.
         """
@@ -82,7 +82,7 @@ class Split:
         def read(step: int, replica: int, index: int) -> MicroBatch:
             samples = plan.samples(step, replica, index)
             batch = dataset.read(samples)
-            return batch if change is None else change(batch, step, samples)
+            return batch if transform is None else transform(batch, step, samples)
 
         self._read = read
         self._begin = None if prefetch is None else begin

@@ -238,6 +238,6 @@ def _split(spec: JobSpec, sources: list[Rows], blend: Blend, *, trains: bool) ->
     )
     dataset = BlendDataset(sources, vocab_size=spec.model.vocab_size)
     masking = _masking(spec, varies=trains)
-    change = None if masking is None else masking.hide
+    transform = None if masking is None else masking.hide
     prefetch = dataset.prefetch if dataset.is_remote else None
-    return Split(dataset, plan, change, prefetch=prefetch)
+    return Split(dataset, plan, transform, prefetch=prefetch)

@@ -129,6 +129,7 @@ class TrainState:
             "schedule": {"learning_rate": self.learning_rate.at(max(1, step))},
             "layout": _layout(self.spec),
             "environment": environment(self.mesh.device),
+            **({"masked": masked} if (masked := _masked(self.spec)) else {}),
         }
 
     def _loader_at(self, step: int) -> dict[str, Any]:
@@ -170,7 +171,7 @@ class TrainState:
             raise ValueError(
                 f"the checkpoint of step {extra['step']} was trained on other samples: its loader "
                 f"stood at {loader}, this job's is at {own['loader']}; go on with the same "
-                "data, weights up to that step, seed and data.global_batch"
+                "data, weights up to that step, data.packing, seed and data.global_batch"
             )
         if self.loss_scale is not None:
             if extra["loss_scale"] is None:
@@ -180,7 +181,8 @@ class TrainState:
                 )
             self.loss_scale.restore(extra["loss_scale"])
         before, now = (
-            each["environment"] | each["layout"] | each["schedule"] for each in (extra, own)
+            each["environment"] | each["layout"] | each["schedule"] | each.get("masked", {})
+            for each in (extra, own)
         )
         # Checkpoints of before there were experts do not say how these were divided.
         before.setdefault("parallel.ep", "1")
@@ -365,3 +367,11 @@ def _layout(spec: JobSpec) -> dict[str, str]:
     return {f"parallel.{axis}": str(getattr(parallel, axis)) for axis in axes} | {
         "parallel.zero.level": str(parallel.zero.level)
     }
+
+
+def _masked(spec: JobSpec) -> dict[str, str]:
+    """Which tokens are hidden; nothing where none are."""
+    masked = spec.data.masked
+    if not masked.fraction:
+        return {}
+    return {f"data.masked.{name}": str(value) for name, value in masked.model_dump().items()}
