@@ -124,16 +124,14 @@ class Client:
         """
         value: object = spec
         if not isinstance(spec, dict):
-            read = read_document(spec)
-            if read.problems:
+            if (read := read_document(spec)).problems:
                 raise SpecError(read.problems)
             value = read.value
         if isinstance(value, dict):
             value = self.send_code(value)
+        name = request_id or uuid.uuid4().hex
         request = jobs_pb2.SubmitRequest(
-            spec=spec_message(value),
-            request_id=request_id or uuid.uuid4().hex,
-            wait_for_nodes=wait_for_nodes,
+            spec=spec_message(value), request_id=name, wait_for_nodes=wait_for_nodes
         )
         return self._call(self._jobs.Submit, request).job
 
@@ -257,8 +255,7 @@ class Client:
 
     def cordon(self, node_id: str) -> nodes_pb2.Node:
         """Keep new work off a node."""
-        request = nodes_pb2.CordonNodeRequest(node_id=node_id)
-        return self._call(self._nodes.CordonNode, request).node
+        return self._call(self._nodes.CordonNode, nodes_pb2.CordonNodeRequest(node_id=node_id)).node
 
     def uncordon(self, node_id: str) -> nodes_pb2.Node:
         """Lift a cordon, a drain or a quarantine."""
@@ -267,8 +264,7 @@ class Client:
 
     def drain(self, node_id: str) -> nodes_pb2.Node:
         """Cordon a node and move its work elsewhere."""
-        request = nodes_pb2.DrainNodeRequest(node_id=node_id)
-        return self._call(self._nodes.DrainNode, request).node
+        return self._call(self._nodes.DrainNode, nodes_pb2.DrainNodeRequest(node_id=node_id)).node
 
     def forget_node(self, node_id: str) -> None:
         """Take a node that was given up and is gone off the list."""
@@ -284,15 +280,19 @@ class Client:
     ) -> Iterator[ranks_pb2.ReadTimesResponse]:
         """When the last operations and steps of ranks began and ended; attempt 0: the newest."""
         request = ranks_pb2.ReadTimesRequest(job_id=job_id, rank=rank, attempt=attempt)
-        yield from self._stream(self._ranks.ReadTimes, request)
+        return self._stream(self._ranks.ReadTimes, request)
+
+    def stacks(
+        self, job_id: str, *, rank: int | None = None, native: bool = False
+    ) -> Iterator[ranks_pb2.ReadStacksResponse]:
+        """Where ranks that run stand now; for `native` frames each stands still meanwhile."""
+        request = ranks_pb2.ReadStacksRequest(job_id=job_id, rank=rank, native=native)
+        return self._stream(self._ranks.ReadStacks, request)
 
     def incidents(
         self, job_id: str = "", *, newest: int = 0, brief: bool = False
     ) -> tuple[incidents_pb2.Incident, ...]:
-        """Incidents of a job, or of all, oldest first; of many, the `newest` so many.
-
-        `brief` ones have no evidence, timeline, checks and links.
-        """
+        """Of a job or all, oldest first, or the `newest`; `brief` ones without evidence."""
         request = incidents_pb2.ListIncidentsRequest(job_id=job_id, newest=newest, brief=brief)
         return tuple(self._call(self._incidents.ListIncidents, request).incidents)
 

@@ -100,7 +100,8 @@ class Agent:
         self._session = self._make_session()
         self._stall_watch = StallWatch(self._supervisor.workers, self._session.beat_now)
         self._workers = self._make_worker_reports()
-        self._logs = Logs(config.jobs_dir, self._session.send, config.limits.max_log_queries)
+        max_queries = config.limits.max_log_queries
+        self._logs = Logs(config.jobs_dir, self._session.send, max_queries, running)
         self._checks = CheckOrders(config, self._suites, self._session.send)
         folders = Folders.of(config)
         self._metrics = Metrics(self._reading, folders)

@@ -57,9 +57,7 @@ class RanksService(RanksServicer):
     ) -> AsyncIterator[ranks_pb2.ReadTimesResponse]:
         """What black boxes have of the last operations and steps of a job's ranks."""
         job = await self._known(request.job_id, context)
-        last = job.plan.world_size - 1
-        if request.HasField("rank") and not 0 <= request.rank <= last:
-            await bad_field(context, "rank", f"is {request.rank}; allowed: 0 to {last}")
+        await _check_rank(request, job, context)
         if not 0 <= request.attempt <= job.attempt:
             allowed = f"1 to {job.attempt}, or 0"
             await bad_field(context, "attempt", f"is {request.attempt}; allowed: {allowed}")
@@ -69,11 +67,28 @@ class RanksService(RanksServicer):
             attempt=request.attempt,
         )
         try:
-            async for found in self._logs.read(asked, times=True):
+            async for found in self._logs.read(asked, kind=agents_pb2.LogQuery(times=True)):
                 yield _times_message(found)
         except (SlowReaderError, TooManyQueriesError) as error:
             await abort(
                 context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), reason="TIMES_LIMIT"
+            )
+
+    async def ReadStacks(
+        self, request: ranks_pb2.ReadStacksRequest, context: Context
+    ) -> AsyncIterator[ranks_pb2.ReadStacksResponse]:
+        """Where ranks that run stand now."""
+        job = await self._known(request.job_id, context)
+        await _check_rank(request, job, context)
+        rank = request.rank if request.HasField("rank") else None
+        asked = jobs_pb2.LogsRequest(job_id=request.job_id, rank=rank)
+        kind = agents_pb2.LogQuery(stacks=True, native=request.native)
+        try:
+            async for found in self._logs.read(asked, kind=kind):
+                yield _stacks_message(found)
+        except (SlowReaderError, TooManyQueriesError) as error:
+            await abort(
+                context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), reason="STACKS_LIMIT"
             )
 
     async def _known(self, name: str, context: Context) -> JobRecord:
@@ -81,6 +96,32 @@ class RanksService(RanksServicer):
         if job is None:
             await not_found(context, "job", name, "`outlast jobs` lists them")
         return job
+
+
+async def _check_rank(
+    request: ranks_pb2.ReadTimesRequest | ranks_pb2.ReadStacksRequest,
+    job: JobRecord,
+    context: Context,
+) -> None:
+    last = job.plan.world_size - 1
+    if request.HasField("rank") and not 0 <= request.rank <= last:
+        await bad_field(context, "rank", f"is {request.rank}; allowed: 0 to {last}")
+
+
+def _stacks_message(found: jobs_pb2.LogsResponse) -> ranks_pb2.ReadStacksResponse:
+    message = ranks_pb2.ReadStacksResponse(node=found.node, rank=found.rank, attempt=found.attempt)
+    if found.HasField("missing"):
+        message.missing.CopyFrom(found.missing)
+        return message
+    try:
+        stacks = agents_pb2.RankStacks.FromString(found.data)
+    except DecodeError:
+        # Of an agent that knows of logs only, this is one.
+        message.missing.reason = "its agent is of a version that does not send stacks"
+        message.missing.first_rank, message.missing.num_ranks = found.rank, 1
+        return message
+    message.location, message.text = stacks.location, stacks.text
+    return message
 
 
 def _times_message(found: jobs_pb2.LogsResponse) -> ranks_pb2.ReadTimesResponse:

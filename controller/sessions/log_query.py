@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from outlast.ids import NodeId
-from outlast.v1 import jobs_pb2
+from outlast.v1 import agents_pb2, jobs_pb2
 
 # Of one reader, waiting to be sent. A tail of 16 MiB from a few ranks fits.
 MAX_WAITING_BYTES = 64 * 2**20
@@ -49,10 +49,15 @@ class LogQuery:
     """What a reader has been sent, and from whom more is to come."""
 
     def __init__(
-        self, request: jobs_pb2.LogsRequest, query_id: str, *, times: bool = False
+        self,
+        request: jobs_pb2.LogsRequest,
+        query_id: str,
+        *,
+        kind: agents_pb2.LogQuery | None = None,
     ) -> None:
+        """`kind` says what is asked for, where it is not logs."""
         self.request = request
-        self.times = times
+        self.kind = kind or agents_pb2.LogQuery()
         self.query_id = query_id
         # Nodes whose session ended while they were followed: asked again when they are back.
         self.left: dict[NodeId, None] = {}

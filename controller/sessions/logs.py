@@ -69,11 +69,12 @@ class LogQueries:
             )
 
     async def read(
-        self, request: jobs_pb2.LogsRequest, *, times: bool = False
+        self, request: jobs_pb2.LogsRequest, *, kind: agents_pb2.LogQuery | None = None
     ) -> AsyncIterator[jobs_pb2.LogsResponse]:
         """Logs of a job that exists, until they end; when followed, until the job ends.
 
-        With `times` the data of each response is a `RankTimes` of a rank instead.
+        Where `kind` has `times` the data of each response is a `RankTimes` of a rank instead, where
+        it has `stacks` a `RankStacks`.
 
         A node that does not answer has a response of its own in their place (`missing`).
 
@@ -83,7 +84,7 @@ class LogQueries:
         """
         if len(self._queries) >= MAX_QUERIES:
             raise TooManyQueriesError(f"{MAX_QUERIES} logs are being read already")
-        query = LogQuery(request, uuid.uuid4().hex, times=times)
+        query = LogQuery(request, uuid.uuid4().hex, kind=kind)
         self._queries[query.query_id] = query
         job_id = JobId(request.job_id)
         changes = asyncio.create_task(self._wake_on_change(query))
@@ -136,8 +137,8 @@ class LogQueries:
                 tail_bytes=1 if node in query.left else request.tail_bytes,
                 attempt=request.attempt,
                 timestamps=request.timestamps,
-                times=query.times,
             )
+            question.MergeFrom(query.kind)
             if self._sessions.send(node, agents_pb2.ControllerMessage(log_query=question)):
                 query.asked(node)
 

@@ -1078,6 +1078,8 @@ class LogQuery(google.protobuf.message.Message):
     ATTEMPT_FIELD_NUMBER: builtins.int
     TIMESTAMPS_FIELD_NUMBER: builtins.int
     TIMES_FIELD_NUMBER: builtins.int
+    STACKS_FIELD_NUMBER: builtins.int
+    NATIVE_FIELD_NUMBER: builtins.int
     query_id: builtins.str
     job_id: builtins.str
     rank: builtins.int
@@ -1092,6 +1094,12 @@ class LogQuery(google.protobuf.message.Message):
     """Instead of its output, what each rank's black box has of its last operations and steps: a
     RankTimes in the data of one chunk.
     """
+    stacks: builtins.bool
+    """Instead of its output, where each rank that runs stands now: a RankStacks in the data of one
+    chunk.
+    """
+    native: builtins.bool
+    """With native frames, for which each rank stands still while it is looked at."""
     def __init__(
         self,
         *,
@@ -1104,9 +1112,11 @@ class LogQuery(google.protobuf.message.Message):
         attempt: builtins.int = ...,
         timestamps: builtins.bool = ...,
         times: builtins.bool = ...,
+        stacks: builtins.bool = ...,
+        native: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "cancel", b"cancel", "follow", b"follow", "job_id", b"job_id", "query_id", b"query_id", "rank", b"rank", "tail_bytes", b"tail_bytes", "times", b"times", "timestamps", b"timestamps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "cancel", b"cancel", "follow", b"follow", "job_id", b"job_id", "native", b"native", "query_id", b"query_id", "rank", b"rank", "stacks", b"stacks", "tail_bytes", b"tail_bytes", "times", b"times", "timestamps", b"timestamps"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
 
 global___LogQuery = LogQuery

@@ -15,6 +15,69 @@ import typing
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
+class ReadStacksRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    NATIVE_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    rank: builtins.int
+    """One rank, or every rank when absent."""
+    native: builtins.bool
+    """With native frames, for which each rank stands still while it is looked at, for a tenth of a
+    second or, beside other work, for seconds. Else only Python's, and none stands still.
+    """
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        rank: builtins.int | None = ...,
+        native: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "job_id", b"job_id", "native", b"native", "rank", b"rank"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
+
+global___ReadStacksRequest = ReadStacksRequest
+
+@typing.final
+class ReadStacksResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    LOCATION_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    MISSING_FIELD_NUMBER: builtins.int
+    node: builtins.str
+    rank: builtins.int
+    attempt: builtins.int
+    location: builtins.str
+    """Its innermost frame in the job's code, in one line."""
+    text: builtins.str
+    """Threads with their stacks, the main one first."""
+    @property
+    def missing(self) -> outlast.v1.jobs_pb2.MissingLogs:
+        """Instead of stacks: this node's part is missing."""
+
+    def __init__(
+        self,
+        *,
+        node: builtins.str = ...,
+        rank: builtins.int = ...,
+        attempt: builtins.int = ...,
+        location: builtins.str = ...,
+        text: builtins.str = ...,
+        missing: outlast.v1.jobs_pb2.MissingLogs | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["missing", b"missing"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "location", b"location", "missing", b"missing", "node", b"node", "rank", b"rank", "text", b"text"]) -> None: ...
+
+global___ReadStacksResponse = ReadStacksResponse
+
+@typing.final
 class ReadTimesRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -45,6 +45,11 @@ class RanksStub(object):
                 request_serializer=outlast_dot_v1_dot_ranks__pb2.ReadTimesRequest.SerializeToString,
                 response_deserializer=outlast_dot_v1_dot_ranks__pb2.ReadTimesResponse.FromString,
                 _registered_method=True)
+        self.ReadStacks = channel.unary_stream(
+                '/outlast.v1.Ranks/ReadStacks',
+                request_serializer=outlast_dot_v1_dot_ranks__pb2.ReadStacksRequest.SerializeToString,
+                response_deserializer=outlast_dot_v1_dot_ranks__pb2.ReadStacksResponse.FromString,
+                _registered_method=True)
 
 
 class RanksServicer(object):
@@ -66,6 +71,13 @@ class RanksServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadStacks(self, request, context):
+        """ReadStacks sends where each rank that runs stands now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RanksServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +90,11 @@ def add_RanksServicer_to_server(servicer, server):
                     servicer.ReadTimes,
                     request_deserializer=outlast_dot_v1_dot_ranks__pb2.ReadTimesRequest.FromString,
                     response_serializer=outlast_dot_v1_dot_ranks__pb2.ReadTimesResponse.SerializeToString,
+            ),
+            'ReadStacks': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadStacks,
+                    request_deserializer=outlast_dot_v1_dot_ranks__pb2.ReadStacksRequest.FromString,
+                    response_serializer=outlast_dot_v1_dot_ranks__pb2.ReadStacksResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,6 +152,33 @@ class Ranks(object):
             '/outlast.v1.Ranks/ReadTimes',
             outlast_dot_v1_dot_ranks__pb2.ReadTimesRequest.SerializeToString,
             outlast_dot_v1_dot_ranks__pb2.ReadTimesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadStacks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/outlast.v1.Ranks/ReadStacks',
+            outlast_dot_v1_dot_ranks__pb2.ReadStacksRequest.SerializeToString,
+            outlast_dot_v1_dot_ranks__pb2.ReadStacksResponse.FromString,
             options,
             channel_credentials,
             insecure,

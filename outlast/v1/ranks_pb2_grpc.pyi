@@ -35,6 +35,12 @@ class RanksStub:
     has them, of ranks that have ended, too.
     """
 
+    ReadStacks: grpc.UnaryStreamMultiCallable[
+        outlast.v1.ranks_pb2.ReadStacksRequest,
+        outlast.v1.ranks_pb2.ReadStacksResponse,
+    ]
+    """ReadStacks sends where each rank that runs stands now."""
+
 class RanksAsyncStub:
     """Ranks shows what each rank of a job does."""
 
@@ -51,6 +57,12 @@ class RanksAsyncStub:
     """ReadTimes sends when each rank's last operations and steps began and ended, as its black box
     has them, of ranks that have ended, too.
     """
+
+    ReadStacks: grpc.aio.UnaryStreamMultiCallable[
+        outlast.v1.ranks_pb2.ReadStacksRequest,
+        outlast.v1.ranks_pb2.ReadStacksResponse,
+    ]
+    """ReadStacks sends where each rank that runs stands now."""
 
 class RanksServicer(metaclass=abc.ABCMeta):
     """Ranks shows what each rank of a job does."""
@@ -72,5 +84,13 @@ class RanksServicer(metaclass=abc.ABCMeta):
         """ReadTimes sends when each rank's last operations and steps began and ended, as its black box
         has them, of ranks that have ended, too.
         """
+
+    @abc.abstractmethod
+    def ReadStacks(
+        self,
+        request: outlast.v1.ranks_pb2.ReadStacksRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[outlast.v1.ranks_pb2.ReadStacksResponse], collections.abc.AsyncIterator[outlast.v1.ranks_pb2.ReadStacksResponse]]:
+        """ReadStacks sends where each rank that runs stands now."""
 
 def add_RanksServicer_to_server(servicer: RanksServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

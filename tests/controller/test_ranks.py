@@ -110,3 +110,24 @@ def test_times_come_from_the_agents_of_a_job(tmp_path: Path) -> None:
                     await stub.ReadTimes(bad).read()
 
     asyncio.run(scenario())
+
+
+def test_stacks_come_from_the_agents_of_a_job(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            first, second = await bench.add_agents(2)
+            job_id = await bench.start_job()
+            stacks = agents_pb2.RankStacks(rank=0, location="running at step", text="Thread 1")
+            first.logs = stacks.SerializeToString()
+            # What an agent sends that does not know of stacks.
+            second.logs = b"\xff some output"
+            stub = RanksStub(bench.channel)
+            request = ranks_pb2.ReadStacksRequest(job_id=job_id)
+            found = {each.node: each async for each in stub.ReadStacks(request)}
+            assert (found["n0"].location, found["n0"].text) == ("running at step", "Thread 1")
+            assert "does not send stacks" in found["n1"].missing.reason
+            bad = ranks_pb2.ReadStacksRequest(job_id=job_id, rank=2)
+            with pytest.raises(grpc.aio.AioRpcError, match="rank: is 2; allowed: 0 to 1"):
+                await stub.ReadStacks(bad).read()
+
+    asyncio.run(scenario())

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests.cli.running import outlast
 from tests.controller.processes import Controller, node_pids
 from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.throttled import throttled
@@ -19,9 +20,19 @@ PAUSE_S = 5.0
 
 
 @pytest.mark.usefixtures("slow_steps")
-def test_a_stopped_rank_is_named_with_the_stacks_of_all(cluster: Cluster) -> None:
+def test_a_stopped_rank_is_named_with_the_stacks_of_all(
+    cluster: Cluster, process: Controller
+) -> None:
     job_id = cluster.submit(name="stopped", steps=100_000)
     cluster.wait_step(job_id, 30)
+    with cluster.client as client:
+        standing = {each.rank: each for each in client.stacks(job_id)}
+    assert "TrainLoop.train_step" in standing[0].text
+    where = ("--state-dir", str(process.state_dir))
+    brief = outlast("stacks", job_id, "--brief", *where).stdout.splitlines()
+    assert [line.split()[:2] for line in brief[1:]] == [["0", "node-0"], ["1", "node-1"]]
+    assert "train_step" in outlast("stacks", job_id, "--rank", "1", *where).stdout
+    assert cluster.job(job_id).attempt == 1
     stopped = cluster.presents(job_id, 1)[1]
     os.kill(stopped.pid, signal.SIGSTOP)
     wait_for(lambda: cluster.job(job_id).attempt == 2, "the next attempt")

@@ -20,6 +20,8 @@ from controller.agent.observe.log_files import read_log
 from controller.agent.observe.log_times import LogTimes
 from controller.agent.observe.rank_times import rank_times
 from controller.agent.session import SessionLostError
+from controller.agent.workers import stacks
+from controller.agent.workers.worker import Worker
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import ALL_LOGS, WorkerFiles, log_rank
 
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_TAIL_BYTES = 64 * 1024
 MAX_TAIL_BYTES = 16 * 2**20
 CHUNK_BYTES = 64 * 1024
+# Characters of the stacks of one rank.
+_MAX_STACKS = 128 * 1024
 # Files have no way to wake a reader short of inotify, which network file systems lack.
 FOLLOW_PERIOD_S = 0.1
 
@@ -49,10 +53,18 @@ class _Source:
 class Logs:
     """Log queries that are being answered."""
 
-    def __init__(self, jobs_dir: Path, send: Send, max_queries: int) -> None:
+    def __init__(
+        self,
+        jobs_dir: Path,
+        send: Send,
+        max_queries: int,
+        running: Callable[[], Iterable[Worker]] = tuple,
+    ) -> None:
+        """`running` are the workers of this node that have not ended."""
         self._jobs_dir = jobs_dir
         self._send = send
         self._max_queries = max_queries
+        self._running = running
         self._queries: dict[str, asyncio.Task[None]] = {}
 
     def query(self, query: agents_pb2.LogQuery) -> None:
@@ -107,6 +119,9 @@ class Logs:
         if job_dir.parent != self._jobs_dir or query.job_id in ("", ".", ".."):
             job_dir = self._jobs_dir / "no such job"
         rank = query.rank if query.HasField("rank") else None
+        if query.stacks:
+            await self._send_stacks(query, rank)
+            return
         wanted = min(query.tail_bytes or DEFAULT_TAIL_BYTES, MAX_TAIL_BYTES)
         after = (query.attempt or _newest_attempt(job_dir)) - 1
         sources = {
@@ -142,6 +157,22 @@ class Logs:
                     data=times.SerializeToString(),
                 )
                 await self._send(agents_pb2.AgentMessage(log_chunk=chunk))
+
+    async def _send_stacks(self, query: agents_pb2.LogQuery, rank: int | None) -> None:
+        workers = [
+            each
+            for each in self._running()
+            if each.job_id == query.job_id and rank in (None, each.rank)
+        ]
+        for worker, found in await stacks.look(workers, native=query.native):
+            found.text = found.text[:_MAX_STACKS]
+            chunk = agents_pb2.LogChunk(
+                query_id=query.query_id,
+                rank=worker.rank,
+                attempt=worker.attempt,
+                data=found.SerializeToString(),
+            )
+            await self._send(agents_pb2.AgentMessage(log_chunk=chunk))
 
     async def _send_new(self, query: agents_pb2.LogQuery, sources: list[_Source]) -> None:
         for source in sources:

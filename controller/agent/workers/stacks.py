@@ -23,7 +23,7 @@ import sysconfig
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 # py-spy takes 0.1 s for a worker with its native frames; a node has up to 8 of them.
 DEADLINE_S = 5.0
+# Of a look at what goes on; a node that takes longer to answer is given up.
+LOOK_DEADLINE_S = 20.0
 # Each of them reads symbols for a while: not all at once beside what still trains.
 MAX_AT_ONCE = 4
 # Of this agent, which stands still meanwhile: at most 0.09 s with 15 threads on two busy
@@ -61,6 +63,7 @@ _STATES = {
 }
 _UNWAKABLE = "D"
 _NO_TOOL = "no stacks: py-spy is not installed on this node (pip install 'outlast[stacks]')\n"
+_TOO_SLOW = "no stacks: reading them took longer than {:g} s\n"
 _LOOK_S = 0.05
 
 
@@ -83,7 +86,7 @@ async def collect(
     for task in late:
         task.cancel()
     await asyncio.gather(*late, return_exceptions=True)
-    too_slow = f"no stacks: reading them took longer than {within_s:g} s\n"
+    too_slow = _TOO_SLOW.format(within_s)
     folder = workers[0].paths.log.parent if workers else None
     found = [_own_stacks(*(own.result() if own in done else ("", too_slow)), folder)]
     found += [
@@ -96,6 +99,29 @@ async def collect(
         if record is not None and record.exists():
             stacks.paths.append(str(record))
     return found
+
+
+async def look(
+    workers: Iterable[Worker], *, native: bool, within_s: float = LOOK_DEADLINE_S
+) -> list[tuple[Worker, agents_pb2.RankStacks]]:
+    """Stacks of workers that go on afterwards, for a person who asks; of late ones what /proc says.
+
+    `native` frames take longer, and workers stand still meanwhile. Nothing is written down: the
+    files are those of what failed.
+    """
+    ways = ("--native", "--nonblocking") if native else ("--nonblocking",)
+    gate = asyncio.Semaphore(MAX_AT_ONCE)
+
+    async def one(worker: Worker) -> tuple[Worker, agents_pb2.RankStacks]:
+        assert worker.pid is not None
+        try:
+            async with asyncio.timeout(within_s), gate:
+                dump, why_not = await _dump(worker.pid, ways)
+        except TimeoutError:
+            dump, why_not = "", _TOO_SLOW.format(within_s)
+        return worker, _described(worker, dump, why_not)
+
+    return await asyncio.gather(*(one(each) for each in workers if each.pid is not None))
 
 
 async def _wait_for(paths: list[Path], deadline_s: float) -> None:
@@ -112,26 +138,31 @@ async def _collect_one(worker: Worker, gate: asyncio.Semaphore) -> agents_pb2.Ra
 
 
 def _stacks_of(worker: Worker, dump: str, why_not: str) -> agents_pb2.RankStacks:
+    found = _described(worker, dump, why_not)
+    found.paths.extend(_write(worker.paths.log.with_suffix(".stacks.txt"), found.text))
+    found.text = found.text[:MAX_TEXT_BYTES]
+    return found
+
+
+def _described(worker: Worker, dump: str, why_not: str) -> agents_pb2.RankStacks:
+    """Where a worker stands, with all of the text."""
     assert worker.pid is not None
     state = process_state(worker.pid)
     location = location_of(dump) or _kernel_location(worker.pid)
-    text = f"process {worker.pid}: {_STATES.get(state, state)}\n{why_not}{dump}"
-    path = worker.paths.log.with_suffix(".stacks.txt")
     return agents_pb2.RankStacks(
         rank=worker.rank,
         location=f"{_STATES.get(state, state)} at {location or 'an unknown location'}",
-        text=text[:MAX_TEXT_BYTES],
-        paths=_write(path, text),
+        text=f"process {worker.pid}: {_STATES.get(state, state)}\n{why_not}{dump}",
     )
 
 
-async def _dump(pid: int) -> tuple[str, str]:
+async def _dump(pid: int, ways: Sequence[str] = ("--native", "--nonblocking")) -> tuple[str, str]:
     """What py-spy prints of a process, and why that is less than it should be."""
     tool = _tool()
     if tool is None:
         return "", _NO_TOOL
     problem = ""
-    for how in ("--native", "--nonblocking"):
+    for how in ways:
         code, output, error = await _run(tool, "dump", how, "--pid", str(pid))
         if code == 0:
             return output, problem
