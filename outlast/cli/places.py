@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -15,12 +14,12 @@ from typing import TYPE_CHECKING
 from checkpoint.core import names
 from checkpoint.storage.drivers import missing_driver
 from outlast.cli.stored_load import StoredLoad, look_at_load
-from outlast.errors import RetryableError
+from outlast.errors import OccupiedError, RetryableError
 from outlast.problems import FieldProblem, UnreadError, collect, shown
-from outlast.rules.places import NO_CHECKPOINT, local_path, wrong_with_place
+from outlast.rules.places import NO_CHECKPOINT, local_path, scheme_of, wrong_with_place
 from outlast.rules.workload import plain_secrets, script_index
 from outlast.sources import Source
-from outlast.tokens.fit import TokenSources, look_at_data
+from outlast.tokens.fit import TokenSources, look_at_data, token_places
 
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
@@ -179,13 +178,17 @@ def _missing(field: str, path: str, what: str) -> FieldProblem:
 def _look_at_source(spec: JobSpec, found: list[Source | TokenSources]) -> list[FieldProblem]:
     if spec.is_script:
         return []
-    from outlast.remote.files import RemoteFiles
+    if all(scheme_of(name) is None for _, name in token_places(spec)):
+        problems, held = look_at_data(spec, lambda url: None)
+    else:
+        from outlast.remote.files import files_of_command
 
-    # A person waits, and training asks again anyway.
-    with closing(RemoteFiles(patience_s=_PATIENCE_S)) as files:
+        # A person waits, and training asks again anyway.
+        reading = files_of_command(spec.data.cache_bytes, patience_s=_PATIENCE_S)
         try:
-            problems, held = look_at_data(spec, files.open)
-        except RetryableError as error:
+            with reading as files:
+                problems, held = look_at_data(spec, files.open)
+        except (RetryableError, OccupiedError, OSError) as error:
             message = f"cannot be looked at now: {error}"
             return [FieldProblem(field="data.tokens", message=message)]
     if held is not None:

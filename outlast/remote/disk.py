@@ -3,8 +3,11 @@
 A block is a file that appears by a rename, and ends with a checksum of the rest: one that a crash
 or a full disk has cut is read as if it were not there. How many bytes are taken stands in a file of
 its own, added to under a lock before anything is written, so that processes side by side keep to
-the bound together; whoever would exceed it counts what is there and deletes what was not read for
-longest. Nothing here is needed: a disk that fails costs the cache and not the job.
+the bound together. A write that would exceed it first counts the files and deletes those that were
+not read for longest.
+
+Blocks are not needed: where the disk is full or fails, they are read from the store each time.
+Whole files (indexes) are mapped into memory, so they need room on the disk.
 """
 
 from __future__ import annotations
@@ -21,15 +24,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from checkpoint.checksums import CHECKSUM, block_checksum
+from outlast.errors import OccupiedError
 from outlast.remote.blocks import KeptFile, to_evict
 
 logger = logging.getLogger(__name__)
 
 _USAGE, _DRAFT, _LOCK = "usage", ".draft", ".lock"
 _NUMBER = struct.Struct("<Q")
-# Whoever counts frees so much at once: counting a quarter of a million files takes a second.
+# What each count of the files frees: counting a quarter of a million takes a second.
 _FREED_SHARE = 8
-# So much of the disk stays free, whatever the bound: logs and checkpoints may need it.
+# The share of the disk that stays free, whatever the bound: logs and checkpoints may need it.
 _FREE_SHARE = 20
 # Reading what becomes a file has deadlines of minutes: older drafts are of processes that died.
 _DRAFT_AGE_S = 3600.0
@@ -41,7 +45,9 @@ class BlockFolder:
     def __init__(self, folder: Path, *, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._folder = folder
-        self._is_broken = False
+        self.is_unwritable = False
+        """Whether the last block was not kept: what is prefetched would be fetched again."""
+        self._warned: set[str] = set()
 
     def read(self, name: str) -> bytes | None:
         """What was written by this name; None when it is not there, or damaged."""
@@ -54,7 +60,7 @@ class BlockFolder:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._warn(error)
+            self._warn("failure", str(error))
             return None
         data, end = raw[: -_NUMBER.size], raw[-_NUMBER.size :]
         if len(end) == _NUMBER.size and _NUMBER.unpack(end)[0] == block_checksum(CHECKSUM, data):
@@ -75,33 +81,48 @@ class BlockFolder:
         """Keep `data` by a name, if there is room for it."""
         nbytes = len(data) + _NUMBER.size
         try:
-            if not self._reserve(nbytes):
+            if nbytes > self.max_bytes or not self._has_free(nbytes):
+                self.is_unwritable = True
+                self._warn(
+                    "room",
+                    f"no room for {nbytes:,} bytes in {self._folder}: data.cache_bytes is "
+                    f"{self.max_bytes:,}, and a twentieth of the disk stays free",
+                )
                 return
+            self._reserve(nbytes)
             with self._draft(name) as file:
                 file.write(data)
                 file.write(_NUMBER.pack(block_checksum(CHECKSUM, data)))
+            self.is_unwritable = False
         except OSError as error:
-            self._warn(error)
+            self.is_unwritable = True
+            self._warn("failure", str(error))
 
     def whole(self, name: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> Path:
         """A file of `nbytes` that is used in place; the first of the node's processes fills it.
 
         Raises:
-            ValueError: it does not fit into the bound.
+            ValueError: it is larger than the bound.
+            OccupiedError: this node's disk has no room for it now.
             OSError: it cannot be written here.
         """
+        if nbytes > self.max_bytes:
+            raise ValueError(
+                f"has {nbytes:,} bytes and must be kept whole, and data.cache_bytes is "
+                f"{self.max_bytes:,}; allowed: {nbytes:,} or more"
+            )
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.with_name(f"{path.name}{_LOCK}"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if self.has(name):
                 return path
-            if not self._reserve(nbytes):
-                raise ValueError(
-                    f"has {nbytes:,} bytes, for which there is no room in {self._folder}: "
-                    f"data.cache_bytes is {self.max_bytes:,}, and a twentieth of the disk stays "
-                    "free; give a larger data.cache_bytes or disk"
+            if not self._has_free(nbytes):
+                raise OccupiedError(
+                    f"no room for {nbytes:,} bytes of {path.name} in {self._folder}: a twentieth "
+                    "of the disk stays free; make room on this node"
                 )
+            self._reserve(nbytes)
             with self._draft(name) as file:
                 fill(file)
                 # It is mapped and not read through, so no checksum would find it cut.
@@ -124,14 +145,15 @@ class BlockFolder:
                 draft.unlink(missing_ok=True)
             raise
 
-    def _reserve(self, nbytes: int) -> bool:
-        """Count `nbytes` as taken; False when there is no room for them."""
-        if nbytes > self.max_bytes:
-            return False
+    def _has_free(self, nbytes: int) -> bool:
+        """Whether the disk has room for `nbytes`, and a share of it stays free."""
         self._folder.mkdir(parents=True, exist_ok=True)
         disk = os.statvfs(self._folder)
-        if disk.f_bavail * disk.f_frsize - nbytes < disk.f_blocks * disk.f_frsize // _FREE_SHARE:
-            return False
+        left = disk.f_bavail * disk.f_frsize - nbytes
+        return left >= disk.f_blocks * disk.f_frsize // _FREE_SHARE
+
+    def _reserve(self, nbytes: int) -> None:
+        """Count `nbytes` as taken, at most the bound."""
         handle = os.open(self._folder / _USAGE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -142,7 +164,6 @@ class BlockFolder:
             os.pwrite(handle, _NUMBER.pack(used + nbytes), 0)
         finally:
             os.close(handle)
-        return True
 
     def _make_room(self, nbytes: int) -> int:
         """Count what is there and delete what must go; says how many bytes are left."""
@@ -152,7 +173,7 @@ class BlockFolder:
             return used + drafts
         limit = self.max_bytes - self.max_bytes // _FREED_SHARE - drafts - nbytes
         for each in to_evict(kept, limit_bytes=limit):
-            # Who has it open reads on; its room is free when the last one closes it.
+            # Processes that have it open can still read it; the last close frees its room.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(each.name)
             used -= each.nbytes
@@ -182,8 +203,8 @@ class BlockFolder:
                     )
         return kept, drafts
 
-    def _warn(self, error: OSError) -> None:
-        """Say once for each process that the cache does not work."""
-        if not self._is_broken:
-            self._is_broken = True
-            logger.warning("remote data is read without its cache: %s", error)
+    def _warn(self, kind: str, reason: str) -> None:
+        """Log that blocks are not kept, once for each kind of reason."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            logger.warning("remote data is read without its cache: %s", reason)

@@ -16,16 +16,17 @@ from itertools import count
 from typing import TypeVar
 
 from checkpoint.core.pacing import backoff_s
-from checkpoint.errors import StorageUnavailableError
+from checkpoint.errors import StorageTimeoutError, StorageUnavailableError
 
-# Enough that blocks of 256 KiB at 50 ms each make 80 MB/s, and as many as may hang in a store.
-NUM_FETCHING = 16
+# Blocks of 256 KiB at 50 ms each make 40 MB/s. Half of `checkpoint.storage.hung.MAX_HUNG_CALLS`:
+# when all of them hang, each call can be tried a second time before no more are made.
+NUM_FETCHING = 8
 
 _Result = TypeVar("_Result")
 
 
 class Fetchers:
-    """A fixed number of threads for whoever fetches."""
+    """A fixed number of threads that fetch from storage."""
 
     def __init__(self, num_threads: int = NUM_FETCHING) -> None:
         self._num_threads = num_threads
@@ -63,24 +64,26 @@ class Fetchers:
             work()
 
 
-def insist(work: Callable[[], _Result], *, patience_s: float) -> _Result:
-    """What `work` gives; a failure that may pass is tried again for so long.
+def retry_for(work: Callable[[], _Result], *, patience_s: float) -> _Result:
+    """The result of `work`; failures that may pass are tried again for `patience_s`.
 
     Raises:
-        StorageUnavailableError: it did not pass, or will not.
+        StorageUnavailableError: it did not pass, or will not. Never one of its subclasses: the rule
+            for ranks that end with it matches this name (`diagnostics.core.rules.exits_peers`).
     """
     began_s = time.monotonic()
     for num_failures in count(1):
         try:
             return work()
         except StorageUnavailableError as error:
+            # A store that hangs may answer again, also after too many calls hang at once.
+            is_final = error.lasting and not isinstance(error, StorageTimeoutError)
             wait_s = backoff_s(num_failures, random.random())
             asked_s = time.monotonic() - began_s
-            if error.lasting or asked_s + wait_s > patience_s:
-                if num_failures == 1:
-                    raise
+            if is_final or asked_s + wait_s > patience_s:
+                asked = f"; asked {num_failures} times in {asked_s:.0f} s"
                 raise StorageUnavailableError(
-                    f"{error}; asked {num_failures} times in {asked_s:.0f} s", lasting=error.lasting
+                    f"{error}{asked if num_failures > 1 else ''}", lasting=is_final
                 ) from error
         time.sleep(wait_s)
     raise AssertionError("counting does not end")

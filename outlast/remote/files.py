@@ -3,7 +3,8 @@
 What was read is what was opened: a file's size and its mark (ETag, generation, time of the last
 change) are noted when it is opened and looked up again after each read, so that bytes of a file
 that was replaced meanwhile never get into the cache, nor into a batch. The cache has them by that
-mark, so what it holds of an older file is never found.
+mark, so what it holds of an older file is never found. Blocks of a file without a mark are used by
+the process that opened it alone.
 
 Which bytes are read, and what they mean, does not belong here.
 """
@@ -12,10 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 from checkpoint.errors import StorageUnavailableError
@@ -25,7 +29,7 @@ from checkpoint.storage.reading import FileStore
 from outlast.errors import SettingError
 from outlast.remote.blocks import bytes_of, pieces
 from outlast.remote.disk import BlockFolder
-from outlast.remote.fetching import Fetchers, insist
+from outlast.remote.fetching import Fetchers, retry_for
 
 # Sequences are read in an order that is shuffled over the whole corpus, so of a block of a corpus
 # that is larger than the cache one sequence of some kilobytes is used before it is evicted: larger
@@ -43,6 +47,16 @@ _WHOLE_BYTES = 4 << 20
 def files_of_node(data_dir: Path, cache_bytes: int) -> RemoteFiles:
     """What all processes of a node open remote files with: they share what is read."""
     return RemoteFiles(BlockFolder(data_dir / "blocks", max_bytes=cache_bytes))
+
+
+@contextmanager
+def files_of_command(cache_bytes: int, *, patience_s: float) -> Iterator[RemoteFiles]:
+    """What a command opens remote files with; what it has read is deleted when it is done."""
+    # A thread that still writes a block may hinder the deletion.
+    with TemporaryDirectory(prefix="outlast-", ignore_cleanup_errors=True) as folder:
+        cache = BlockFolder(Path(folder), max_bytes=cache_bytes)
+        with closing(RemoteFiles(cache, patience_s=patience_s)) as files:
+            yield files
 
 
 class RemoteFiles:
@@ -73,7 +87,7 @@ class RemoteFiles:
         folder, _, name = url.rpartition("/")
         try:
             store = self._store(folder)
-            version = insist(partial(store.version, name), patience_s=self.patience_s)
+            version = retry_for(partial(store.version, name), patience_s=self.patience_s)
         except FileNotFoundError:
             return None
         except StorageUnavailableError as error:
@@ -99,12 +113,14 @@ class RemoteFile:
         self, files: RemoteFiles, store: FileStore, name: str, version: FileVersion
     ) -> None:
         self.url = f"{store.url}/{name}"
-        self.size = version.nbytes
+        self.size_bytes = version.nbytes
         self._files = files
         self._store = store
         self._name = name
         self._version = version
-        of = f"{self.url} {version.nbytes} {version.mark} {files.block_bytes}"
+        # Without a mark, a file that replaced this one could not be told from it.
+        mark = version.mark or uuid.uuid4().hex
+        of = f"{self.url} {version.nbytes} {mark} {files.block_bytes}"
         self._key = hashlib.sha256(of.encode()).hexdigest()[:24]
         self._lock = threading.Lock()
         # Blocks that are being fetched.
@@ -117,7 +133,7 @@ class RemoteFile:
             StorageUnavailableError: storage does not answer.
             SettingError: the file is no longer the one that was opened.
         """
-        wanted = pieces(start, min(end, self.size), block_bytes=self._files.block_bytes)
+        wanted = pieces(start, min(end, self.size_bytes), block_bytes=self._files.block_bytes)
         # All of them are on their way before the first is waited for.
         found = [self._cached(piece.block) or self._begin(piece.block) for piece in wanted]
         blocks = [each if isinstance(each, bytes) else each.result() for each in found]
@@ -128,13 +144,13 @@ class RemoteFile:
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Begin to fetch what will be read soon; what goes wrong is raised by the read."""
         cache = self._files.cache
-        if cache is None:
+        if cache is None or cache.is_unwritable:
             return
         size = self._files.block_bytes
         blocks = {
             piece.block: None
             for start, end in ranges
-            for piece in pieces(start, min(end, self.size), block_bytes=size)
+            for piece in pieces(start, min(end, self.size_bytes), block_bytes=size)
         }
         # What the cache has no room for would be evicted before it is read.
         if len(blocks) * size > cache.max_bytes // 2:
@@ -143,7 +159,7 @@ class RemoteFile:
             if not cache.has(self._block_name(block)):
                 self._begin(block)
 
-    def read_apart(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Short ranges from all over the file, without the blocks around them; kept as one."""
         cache = self._files.cache
         of = hashlib.sha256(repr(list(ranges)).encode()).hexdigest()[:24]
@@ -155,7 +171,7 @@ class RemoteFile:
                 for each in ranges
             ]
             kept = b"".join(future.result() for future in futures)
-            self._insist_unchanged()
+            self._confirm_unchanged()
             if cache is not None:
                 cache.write(name, kept)
         found, at = [], 0
@@ -168,20 +184,22 @@ class RemoteFile:
         """All of it, in a file of this machine that its processes share.
 
         Raises:
-            SettingError: the cache has no room for it, or it has changed.
+            SettingError: it is larger than the cache may be, or it has changed.
+            OccupiedError: the disk has no room for it now.
+            OSError: the disk fails.
             StorageUnavailableError: storage does not answer.
         """
-        assert self._files.cache is not None, "only what trains needs whole files"
+        assert self._files.cache is not None, "whole files are kept in the cache"
         try:
-            return self._files.cache.whole(f"{self._key}/{self._name}", self.size, self._copy)
+            return self._files.cache.whole(f"{self._key}/{self._name}", self.size_bytes, self._copy)
         except ValueError as error:
             raise SettingError(f"data: {self.url} {error}") from error
 
     def _copy(self, into: BinaryIO) -> None:
-        for piece in pieces(0, self.size, block_bytes=_WHOLE_BYTES):
-            start, end = bytes_of(piece.block, size=self.size, block_bytes=_WHOLE_BYTES)
+        for piece in pieces(0, self.size_bytes, block_bytes=_WHOLE_BYTES):
+            start, end = bytes_of(piece.block, size=self.size_bytes, block_bytes=_WHOLE_BYTES)
             into.write(self._fetch(start, end, checks=False))
-        self._insist_unchanged()
+        self._confirm_unchanged()
 
     def _block_name(self, block: int) -> str:
         return f"{self._key}/{block}"
@@ -189,7 +207,7 @@ class RemoteFile:
     def _cached(self, block: int) -> bytes | None:
         cache = self._files.cache
         kept = None if cache is None else cache.read(self._block_name(block))
-        start, end = bytes_of(block, size=self.size, block_bytes=self._files.block_bytes)
+        start, end = bytes_of(block, size=self.size_bytes, block_bytes=self._files.block_bytes)
         return kept if kept is not None and len(kept) == end - start else None
 
     def _begin(self, block: int) -> Future[bytes]:
@@ -205,7 +223,7 @@ class RemoteFile:
             # It may have come while this waited for a thread, from another process, too.
             if (kept := self._cached(block)) is not None:
                 return kept
-            start, end = bytes_of(block, size=self.size, block_bytes=self._files.block_bytes)
+            start, end = bytes_of(block, size=self.size_bytes, block_bytes=self._files.block_bytes)
             data = self._fetch(start, end)
             if self._files.cache is not None:
                 self._files.cache.write(self._block_name(block), data)
@@ -216,7 +234,7 @@ class RemoteFile:
 
     def _fetch(self, start: int, end: int, *, checks: bool = True) -> bytes:
         """Bytes from storage; `checks`: that they are of the file that was opened."""
-        return insist(
+        return retry_for(
             partial(self._try, start, end, checks=checks), patience_s=self._files.patience_s
         )
 
@@ -235,8 +253,8 @@ class RemoteFile:
             )
         return data
 
-    def _insist_unchanged(self) -> None:
-        insist(self._check_unchanged, patience_s=self._files.patience_s)
+    def _confirm_unchanged(self) -> None:
+        retry_for(self._check_unchanged, patience_s=self._files.patience_s)
 
     def _check_unchanged(self) -> None:
         try:
@@ -245,7 +263,7 @@ class RemoteFile:
             raise self._changed("is gone") from error
         if now != self._version:
             raise self._changed(
-                f"had {self.size:,} bytes ({self._version.mark}), and has {now.nbytes:,} now "
+                f"had {self.size_bytes:,} bytes ({self._version.mark}), and has {now.nbytes:,} now "
                 f"({now.mark})"
             )
 

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from outlast.errors import SettingError
 from outlast.problems import FieldProblem, shown
 from outlast.rules.data import PYTHON_STDLIB, check_tokens, wrong_with_tokens
+from outlast.rules.places import scheme_of
 from outlast.sources import Source, survey
 
 if TYPE_CHECKING:
@@ -54,9 +56,15 @@ def look_at_data(
 
     Raises:
         StorageUnavailableError: tokens are at a URL, and its store does not answer.
+        OccupiedError: this machine's disk has no room for their index.
+        OSError: this machine's disk fails.
     """
     if spec.data.tokens is not None:
-        return _look_at_tokens(spec, open_remote)
+        try:
+            return _look_at_tokens(spec, open_remote)
+        except SettingError as error:
+            message = f"cannot be read: {str(error).removeprefix('data: ')}"
+            return [FieldProblem(field="data.tokens", message=message)], None
     source = spec.data.source
     if not (source.startswith("/") or source == PYTHON_STDLIB):
         return [], None
@@ -71,13 +79,25 @@ def look_at_data(
     return check_tokens(spec, held.nbytes, f"all of data.source = {source}"), held
 
 
+def token_places(spec: JobSpec) -> list[tuple[str, str]]:
+    """The paths and URLs of tokens that `spec` names, each with its field."""
+    named = [("data.tokens", name) for name in spec.data.weights]
+    if spec.data.validation_tokens is not None:
+        named.append(("data.validation_tokens", spec.data.validation_tokens))
+    return named
+
+
+def is_on_node(spec: JobSpec) -> bool:
+    """Whether any of the data lies in a node's own file system, which another may not have."""
+    schemes = [scheme_of(name) for _, name in token_places(spec)]
+    return not schemes or any(scheme in (None, "file", "local") for scheme in schemes)
+
+
 def _look_at_tokens(
     spec: JobSpec, open_remote: OpenRemote
 ) -> tuple[list[FieldProblem], TokenSources | None]:
     problems: list[FieldProblem] = []
-    named = [("data.tokens", name) for name in spec.data.weights]
-    if spec.data.validation_tokens is not None:
-        named.append(("data.validation_tokens", spec.data.validation_tokens))
+    named = token_places(spec)
     opened = [
         _open(field, name, open_remote, problems)
         for field, name in named

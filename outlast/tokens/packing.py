@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from outlast.tokens.index import Index
 
-# As many are followed again before one is read, which takes 50 to 100 us.
+# Up to this many are followed again before one is read, which takes 50 to 100 us.
 STRIDE = 32
 # Documents of which the pass holds some numbers of 8 bytes at a time.
 _CHUNK_DOCUMENTS = 1 << 18
@@ -55,7 +55,7 @@ class Packing:
         """Documents in which nothing is predicted, as where a prompt alone fills a sequence."""
         self.num_documents = index.num_documents
         self._index, self._row_tokens, self._has_prompts = index, row_tokens, has_prompts
-        # The first document of every so manieth sequence.
+        # The first document of every 32nd sequence (`STRIDE`).
         self._anchors = array("q")
         self._pass(chunk_documents)
 
@@ -115,7 +115,9 @@ class Packing:
         if self._has_prompts:
             index = self._index
             sequences = index.documents[first : first + len(lengths)]
-            unpredicted = np.maximum(index.lengths[sequences], 1)
+            # Empty documents at the end have no sequence.
+            lasts = np.minimum(sequences, len(index.lengths) - 1)
+            unpredicted = np.maximum(index.lengths[lasts], 1)
         self.num_without_loss += int((kept <= unpredicted).sum())
 
 

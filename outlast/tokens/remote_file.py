@@ -26,13 +26,13 @@ class RemoteFile(Protocol):
     def url(self) -> str: ...
 
     @property
-    def size(self) -> int: ...
+    def size_bytes(self) -> int: ...
 
     def read(self, start: int, end: int) -> bytes:
         """Bytes `start` to `end`, of blocks that are kept on this machine."""
         ...
 
-    def read_apart(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Short ranges from all over the file, without the blocks around them."""
         ...
 
@@ -41,7 +41,13 @@ class RemoteFile(Protocol):
         ...
 
     def whole(self) -> Path:
-        """All of it, in a file of this machine."""
+        """All of it, in a file of this machine.
+
+        Raises:
+            SettingError: data.cache_bytes is too small for it.
+            OccupiedError: the disk has no room for it now.
+            OSError: the disk fails.
+        """
         ...
 
 
@@ -61,7 +67,7 @@ class RemoteTokens:
     def __init__(self, file: RemoteFile, kind: np.dtype[Any], offset_bytes: int, count: int):
         self._file = file
         self._kind = kind
-        self._offset = offset_bytes
+        self._offset_bytes = offset_bytes
         self._count = count
 
     def __len__(self) -> int:
@@ -74,12 +80,12 @@ class RemoteTokens:
         """Begin to fetch slices that will be read soon."""
         self._file.prefetch([self._range(part) for part in parts])
 
-    def apart(self, parts: Sequence[slice]) -> list[NDArray[Any]]:
+    def ranges_of(self, parts: Sequence[slice]) -> list[NDArray[Any]]:
         """Short slices from all over it."""
-        found = self._file.read_apart([self._range(part) for part in parts])
+        found = self._file.read_ranges([self._range(part) for part in parts])
         return [np.frombuffer(raw, dtype=self._kind) for raw in found]
 
     def _range(self, part: slice) -> tuple[int, int]:
         first, last, _ = part.indices(self._count)
         size = self._kind.itemsize
-        return self._offset + first * size, self._offset + max(first, last) * size
+        return self._offset_bytes + first * size, self._offset_bytes + max(first, last) * size

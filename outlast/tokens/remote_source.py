@@ -39,7 +39,7 @@ def open_remote_source(name: str, open_remote: OpenRemote) -> TokenSource:
         return alone(name, _array(url, open_remote))
     stem = url.removesuffix(".bin").removesuffix(".idx")
     if stem == url and (manifest := open_remote(f"{url}/{NAME}")) is not None:
-        said = parse_manifest(manifest.read(0, min(manifest.size, _MAX_MANIFEST_BYTES)))
+        said = parse_manifest(manifest.read(0, min(manifest.size_bytes, _MAX_MANIFEST_BYTES)))
         return prepared(
             name,
             said,
@@ -63,12 +63,12 @@ def _pair(stem: str, open_remote: OpenRemote) -> TokenFile:
         missing, other = names if index is None else names[::-1]
         raise ValueError(f"has {other} and no {missing} beside it; copy both")
     header, expected = _header(index)
-    check_sizes(names[1], names[0], size=tokens.size, expected=expected)
+    check_sizes(names[1], names[0], size=tokens.size_bytes, expected=expected)
     return TokenFile(
         name=tokens.url,
         token_type=header.token_type,
         offset_bytes=0,
-        num_tokens=tokens.size // np.dtype(header.token_type).itemsize,
+        num_tokens=tokens.size_bytes // np.dtype(header.token_type).itemsize,
         num_documents=header.num_documents,
         remote=tokens,
         remote_index=index,
@@ -77,19 +77,19 @@ def _pair(stem: str, open_remote: OpenRemote) -> TokenFile:
 
 def _header(index: RemoteFile) -> tuple[IndexHeader, int]:
     """What an index begins with, and the size of the tokens that it is of."""
-    start = index.read_apart([(0, min(index.size, HEADER_BYTES))])[0]
+    start = index.read_ranges([(0, min(index.size_bytes, HEADER_BYTES))])[0]
     try:
-        header = parse_header(start, index.size, index.url)
+        header = parse_header(start, index.size_bytes, index.url)
     except ValueError as error:
         raise ValueError(f"cannot be read: {error}") from error
-    return header, header.num_bytes(*index.read_apart(header.ranges_of_last()))
+    return header, header.num_bytes(*index.read_ranges(header.ranges_of_last()))
 
 
 def _array(url: str, open_remote: OpenRemote) -> TokenFile:
     file = open_remote(url)
     if file is None:
         raise ValueError("is not there; check the bucket and the path")
-    start = io.BytesIO(file.read_apart([(0, min(file.size, _ARRAY_HEADER_BYTES))])[0])
+    start = io.BytesIO(file.read_ranges([(0, min(file.size_bytes, _ARRAY_HEADER_BYTES))])[0])
     try:
         version = np.lib.format.read_magic(start)
         read = {
@@ -101,10 +101,10 @@ def _array(url: str, open_remote: OpenRemote) -> TokenFile:
         raise ValueError(f"is no array that can be read: {error}") from error
     offset = start.tell()
     check_array(shape, dtype)
-    if file.size < offset + shape[0] * dtype.itemsize:
+    if file.size_bytes < offset + shape[0] * dtype.itemsize:
         raise ValueError(
-            f"is no array that can be read: it has {file.size:,} bytes, and {shape[0]:,} ids of "
-            f"{dtype} have {shape[0] * dtype.itemsize:,}; copy it again"
+            f"is no array that can be read: it has {file.size_bytes:,} bytes, and {shape[0]:,} ids "
+            f"of {dtype} have {shape[0] * dtype.itemsize:,}; copy it again"
         )
     return TokenFile(
         name=url,

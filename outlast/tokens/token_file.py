@@ -69,7 +69,7 @@ class TokenFile:
         """Samples from all over the file."""
         tokens, parts = self.tokens(), list(_samples(self.num_tokens))
         if isinstance(tokens, RemoteTokens):
-            return tokens.apart(parts)
+            return tokens.ranges_of(parts)
         return [tokens[part] for part in parts]
 
     def range_sampled(self) -> tuple[int, int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,11 +17,16 @@ from checkpoint.errors import RootTakenError, StorageTimeoutError, StorageUnavai
 from checkpoint.storage.root_owner import Owner
 from checkpoint.storage.storage import Storage
 from controller.agent.threads import HungCallsError
+from controller.agent.workers import preflight as preflights
 from controller.agent.workers.launch import StartRefusedError, check_storage
 from controller.agent.workers.preflight import Preflight
 from outlast.failures import ErrorKind
+from outlast.remote.disk import BlockFolder
+from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec
+from outlast.tokens.remote_file import OpenRemote
 from outlast.v1 import agents_pb2
+from tests.tokens.corpora import counted, write
 
 TEXT = "it was the best of times\n" * 4000
 
@@ -155,6 +162,86 @@ def test_tokens_whose_store_does_not_answer_are_left_to_the_ranks(
         preflight=Preflight(1.0, lambda *words: None, data_dir=tmp_path),
         data={"tokens": f"{silent_store}/web"},
     )
+
+
+def test_data_that_could_not_be_looked_at_is_looked_at_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Exception] = [StorageUnavailableError("503 Slow Down")]
+    look_at_data = preflights.look_at_data
+
+    def look(spec: JobSpec, open_remote: OpenRemote) -> object:
+        if answers:
+            raise answers.pop()
+        return look_at_data(spec, open_remote)
+
+    monkeypatch.setattr(preflights, "look_at_data", look)
+    preflight = Preflight(20.0, lambda *words: None, data_dir=tmp_path)
+    data = {"tokens": "memory://no-such-bucket/web"}
+    check(tmp_path, preflight=preflight, data=data)
+    assert refused(tmp_path, preflight=preflight, data=data).kind is ErrorKind.CONFIG
+
+
+@pytest.mark.parametrize(
+    ("tokens", "validation", "kind"),
+    [
+        ("{path}", None, ErrorKind.MISSING),
+        ("file://{path}", None, ErrorKind.MISSING),
+        ("memory:/{path}", None, ErrorKind.CONFIG),
+        ("memory:/{path}", "{path}", ErrorKind.MISSING),
+        ("memory:/{path}", "file://{path}", ErrorKind.MISSING),
+        ("memory:/{path}", "memory:/{path}", ErrorKind.CONFIG),
+    ],
+)
+def test_what_another_node_may_have_is_missing_and_no_mistake_of_the_spec(
+    tmp_path: Path, tokens: str, validation: str | None, kind: ErrorKind
+) -> None:
+    named = {"tokens": tokens, "validation_tokens": validation}
+    data = {name: url.format(path=tmp_path / "no") for name, url in named.items() if url}
+    assert refused(tmp_path, data=data).kind is kind
+
+
+def packed(folder: Path) -> dict[str, object]:
+    """Tokens at a URL whose index is fetched whole."""
+    write(folder / "web", [counted(300)] * 100)
+    return {"tokens": f"file://{folder}/web", "packing": "whole"}
+
+
+def test_an_index_that_has_no_room_on_this_disk_is_no_mistake_of_the_spec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = packed(tmp_path)
+    check(tmp_path / "a", data=data)
+    disk = SimpleNamespace(f_bavail=4, f_blocks=100, f_frsize=1000)
+    monkeypatch.setattr("outlast.remote.disk.os.statvfs", lambda path: disk)
+    error = refused(tmp_path / "b", data=data)
+    assert error.kind is ErrorKind.OCCUPIED
+    assert "data.tokens: no room for" in str(error)
+    assert "bytes of web.idx" in str(error)
+
+
+def test_an_index_larger_than_the_cache_is_a_problem_of_its_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def small(folder: Path, *, max_bytes: int) -> BlockFolder:
+        return BlockFolder(folder, max_bytes=100)
+
+    monkeypatch.setattr(preflights, "BlockFolder", small)
+    error = refused(tmp_path, data=packed(tmp_path))
+    assert "data.tokens cannot be read: file://" in str(error)
+    assert "data.cache_bytes is 100; allowed: " in str(error)
+
+
+def test_a_disk_that_fails_is_a_fault_of_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: object) -> Path:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(BlockFolder, "whole", fail)
+    error = refused(tmp_path, data=packed(tmp_path))
+    assert error.kind is ErrorKind.RESOURCE
+    assert "data cannot be read on this node: [Errno 5] Input/output error" in str(error)
 
 
 @pytest.fixture

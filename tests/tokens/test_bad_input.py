@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import numpy as np
@@ -14,6 +15,7 @@ from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.places import Nodes, look
 from outlast.cli.specfile import load_spec
 from outlast.spec.parse import parse_spec
+from outlast.tokens.fit import TokenSources
 from tests.tokens.corpora import counted, prepared, write
 
 
@@ -207,6 +209,11 @@ REMOTE_CASES: list[tuple[Mapping[str, object], str, str]] = [
         "data.document_mask",
         "does not say where documents end; allowed: a folder of",
     ),
+    (
+        {"tokens": "{url}/of_letters", "packing": "whole"},
+        "model.seq_len",
+        "in none of the 9,000 documents of .*, packed whole, a token is predicted",
+    ),
     ({"tokens": "{url}/short"}, "model.seq_len", "short.bin of data.tokens has 17 tokens, fewer"),
     ({"tokens": "gopher://a/b"}, "data.tokens", "there is no store 'gopher'.*; allowed: an abs"),
     ({"tokens": "file://a/b"}, "data.tokens", "a file URL has three slashes, as in file:///corpus"),
@@ -232,6 +239,32 @@ def test_bad_data_at_a_url_is_refused_alike(
     with pytest.raises(CliError, match=rf"a problem:\n  {field}: .*{message}") as error:
         load_spec(tmp_path / "job.yaml", [], Nodes.HERE)
     assert error.value.code == ExitCode.BAD_INPUT
+
+
+def test_packed_tokens_at_a_url_are_looked_at_and_nothing_is_left(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    tokens = f"file://{folder}/of_letters"
+    data = {"tokens": tokens, "packing": "whole", "validation_fraction": 0.1}
+    spec = parse_spec({"name": "a", "data": data, "model": {"seq_len": 16}})
+    seen = look(spec, {}, Nodes.HERE)
+    assert isinstance(seen.source, TokenSources)
+    # 17 tokens of 9,000 documents of one.
+    (packing,) = seen.source.packings.values()
+    assert packing.num_sequences == 530
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_of_this_machine_is_no_traceback(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimpleNamespace(f_bavail=4, f_blocks=100, f_frsize=1000)
+    monkeypatch.setattr("outlast.remote.disk.os.statvfs", lambda path: disk)
+    data = {"tokens": f"file://{folder}/good", "packing": "whole"}
+    (problem,) = look(parse_spec({"name": "a", "data": data}), {}, Nodes.HERE).problems
+    assert problem.field == "data.tokens"
+    assert "cannot be looked at now: no room for 62 bytes of good.idx" in problem.message
 
 
 def test_a_store_that_does_not_answer_is_no_fault_of_the_spec(

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outlast.errors import OccupiedError
 from outlast.remote.disk import BlockFolder
 
 # Of a checksum behind each file.
@@ -155,18 +156,38 @@ def test_a_whole_file_is_filled_by_one_of_those_that_want_it(tmp_path: Path) -> 
 
 def test_a_whole_file_without_room_is_refused(tmp_path: Path) -> None:
     cache = BlockFolder(tmp_path, max_bytes=1000)
-    with pytest.raises(ValueError, match=r"1,001 bytes.*data.cache_bytes is 1,000.*give a larger"):
+    with pytest.raises(ValueError, match=r"1,001 bytes.*data.cache_bytes is 1,000; allowed: 1,001"):
         cache.whole("a/i", 1001, lambda file: None)
 
 
-def test_a_disk_that_is_almost_full_is_left_alone(
+def test_a_disk_that_is_almost_full_is_left_alone_and_that_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = SimpleNamespace(f_bavail=4, f_blocks=100, f_frsize=1000)
+    monkeypatch.setattr(os, "statvfs", lambda path: disk)
+    cache = BlockFolder(tmp_path, max_bytes=1000)
+    for number in range(3):
+        cache.write(f"a/{number}", b"zero")
+        assert cache.read(f"a/{number}") is None
+    assert cache.is_unwritable
+    assert [record.message for record in caplog.records] == [
+        f"remote data is read without its cache: no room for 12 bytes in {tmp_path}: "
+        "data.cache_bytes is 1,000, and a twentieth of the disk stays free"
+    ]
+    disk.f_bavail = 50
+    cache.write("a/0", b"zero")
+    assert cache.read("a/0") == b"zero"
+    assert not cache.is_unwritable
+
+
+def test_a_whole_file_on_a_full_disk_is_no_fault_of_the_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = SimpleNamespace(f_bavail=4, f_blocks=100, f_frsize=1000)
-    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    disk = SimpleNamespace(f_bavail=4, f_blocks=100, f_frsize=1000)
+    monkeypatch.setattr(os, "statvfs", lambda path: disk)
     cache = BlockFolder(tmp_path, max_bytes=1000)
-    cache.write("a/0", b"zero")
-    assert cache.read("a/0") is None
+    with pytest.raises(OccupiedError, match=rf"no room for 5 bytes of i in {tmp_path}"):
+        cache.whole("a/i", 5, lambda file: None)
 
 
 def test_a_folder_that_cannot_be_written_costs_the_cache_alone(

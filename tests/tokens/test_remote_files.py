@@ -6,14 +6,21 @@ import errno
 import hashlib
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.errors import StorageUnavailableError
+from checkpoint.errors import StorageTimeoutError, StorageUnavailableError
+from checkpoint.storage.backend import FileVersion
+from checkpoint.storage.hung import MAX_HUNG_CALLS
+from checkpoint.storage.reading import FileStore
 from outlast.errors import SettingError
+from outlast.remote.fetching import NUM_FETCHING, retry_for
 from outlast.remote.files import RemoteFile, RemoteFiles
 from tests.tokens import remote
 from tests.tokens.remote import BLOCK_BYTES, Requests
@@ -58,7 +65,7 @@ def test_any_ranges_are_the_bytes_of_the_file(
     file.prefetch(spans)
     assert [file.read(*each) for each in spans] == [CONTENT[slice(*each)] for each in spans]
     apart = [(start, min(end, len(CONTENT))) for start, end in spans if start < len(CONTENT)]
-    assert file.read_apart(apart) == [CONTENT[slice(*each)] for each in apart]
+    assert file.read_ranges(apart) == [CONTENT[slice(*each)] for each in apart]
     files.close()
 
 
@@ -103,7 +110,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error_and_never_mixed(
         with pytest.raises(SettingError, match=rf"{url} has changed since .*; put back what"):
             file.read(start, start + 10)
     with pytest.raises(SettingError, match="has changed"):
-        file.read_apart([(0, 10)])
+        file.read_ranges([(0, 10)])
     with pytest.raises(SettingError, match="has changed"):
         file.whole()
 
@@ -148,6 +155,71 @@ def test_what_will_not_pass_is_not_tried_again(
     assert requests.reads == {"train.bin": 1}
 
 
+def test_calls_that_hang_are_tried_again_although_no_more_are_made_meanwhile() -> None:
+    """As many as are made at once may hang twice before a store gets no more calls."""
+    assert 2 * NUM_FETCHING <= MAX_HUNG_CALLS
+    failing = [StorageTimeoutError("hangs"), StorageTimeoutError("too many hang", lasting=True)]
+
+    def work() -> str:
+        if failing:
+            raise failing.pop(0)
+        return "bytes"
+
+    assert retry_for(work, patience_s=20.0) == "bytes"
+
+
+@pytest.mark.parametrize("is_lasting", [False, True])
+def test_a_store_that_hangs_is_a_storage_error_and_no_problem_of_the_spec(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, is_lasting: bool
+) -> None:
+    """And no subclass of it: exit rules know it by name. Also where the first failure is final."""
+
+    def version(self: FileStore, name: str) -> FileVersion:
+        raise StorageTimeoutError("16 calls have not come back", lasting=is_lasting)
+
+    file = opened(remote.files(tmp_path / "cache", patience_s=0.0), url)
+    monkeypatch.setattr(FileStore, "version", version)
+    for work in (
+        partial(remote.files(tmp_path / "cache", patience_s=0.0).open, url),
+        partial(file.read, 0, 10),
+    ):
+        with pytest.raises(StorageUnavailableError, match="16 calls have not come back") as found:
+            work()
+        assert type(found.value) is StorageUnavailableError
+        assert not found.value.lasting
+
+
+def test_a_file_without_a_mark_is_never_taken_from_an_older_ones_blocks(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = FileStore.version
+    monkeypatch.setattr(
+        FileStore, "version", lambda self, name: replace(version(self, name), mark="")
+    )
+    files = remote.files(tmp_path / "cache")
+    file = opened(files, url)
+    assert (file.read(0, 10), file.whole().read_bytes()) == (CONTENT[:10], CONTENT)
+    remote.put(url, CONTENT[::-1])
+    file = opened(files, url)
+    assert (file.read(0, 10), file.whole().read_bytes()) == (CONTENT[::-1][:10], CONTENT[::-1])
+
+
+def test_nothing_is_prefetched_while_the_cache_keeps_no_blocks(
+    tmp_path: Path, url: str, requests: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimpleNamespace(f_bavail=4, f_blocks=100, f_frsize=1000)
+    monkeypatch.setattr("outlast.remote.disk.os.statvfs", lambda path: disk)
+    files = remote.files(tmp_path / "cache")
+    file = opened(files, url)
+    for _ in range(2):
+        file.prefetch([(0, 10)])
+        file.read(0, 10)
+    file.prefetch([(BLOCK_BYTES, len(CONTENT))])
+    remote.wait_for(files)
+    # The first prefetch and its read may be one request.
+    assert requests.reads["train.bin"] in (2, 3)
+
+
 def test_a_prefetch_that_failed_is_tried_again_by_the_read(
     tmp_path: Path, url: str, requests: Requests
 ) -> None:
@@ -179,7 +251,7 @@ def test_without_a_cache_everything_is_read_from_the_store(url: str) -> None:
     file = opened(remote.files(None), url)
     file.prefetch([(0, 100)])
     assert file.read(1000, 5000) == CONTENT[1000:5000]
-    assert file.read_apart([(0, 3), (90, 99)]) == [CONTENT[:3], CONTENT[90:99]]
+    assert file.read_ranges([(0, 3), (90, 99)]) == [CONTENT[:3], CONTENT[90:99]]
 
 
 def test_what_is_not_there_is_none(tmp_path: Path) -> None:

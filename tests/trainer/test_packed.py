@@ -247,6 +247,11 @@ def test_padding_and_cut_documents_are_shown(tmp_path: Path) -> None:
     assert row["padding_share"] == pytest.approx(1 - (17 + 17 + 10 + 11) / (4 * 17))
     assert (row["documents_cut"], row["tokens_cut"]) == (2, 8 + 23)
     assert row["documents_without_loss"] == 1
+    at_urls = {name: f"file://{path}" for name, path in data.items()}
+    remote = tmp_path / "remote.yaml"
+    remote.write_text(json.dumps(spec_of(at_urls)))
+    (same,) = outlast_json("data", "show", str(remote))["sources"]
+    assert {**same, "source": row["source"]} == row
     # The path takes a line of its own.
     _, header, _, cells = outlast("data", "show", str(spec)).stdout.splitlines()
     assert header.endswith("PADDING  CUT  NO LOSS")

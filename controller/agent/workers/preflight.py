@@ -1,8 +1,8 @@
 """What of a spec only a node can see: looked at before any rank is started, all at once.
 
 A place that the spec names is a problem of that field, as on submit, and ends the job with what
-to change; no process has been made by then. Where the job has trained before, a source that is
-missing here is missing on this node alone, and another node may do better.
+to change; no process has been made by then. Data in the node's own file system may be missing on
+this node alone: other nodes are looked at, too.
 
 Checkpoint storage that does not answer is no problem of a field: it is asked again with growing
 pauses, for as long as workers would wait for it.
@@ -27,14 +27,13 @@ from checkpoint.storage.storage import Storage
 from controller.agent.threads import run_blocking
 from controller.agent.workers import launch
 from controller.agent.workers.launch import StartRefusedError
-from outlast.errors import OutlastError, RetryableError
+from outlast.errors import OccupiedError, OutlastError, RetryableError
 from outlast.failures import ErrorKind
 from outlast.problems import FieldProblem, shown
 from outlast.remote.disk import BlockFolder
 from outlast.remote.files import RemoteFiles
 from outlast.spec import JobSpec
-from outlast.tokens.fit import look_at_data
-from outlast.tokens.remote_file import is_remote
+from outlast.tokens.fit import is_on_node, look_at_data
 from outlast.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
@@ -82,9 +81,8 @@ class Preflight:
         job_id = command.job_id
         source = ("data", spec.data.model_dump_json(), job_id)
         problems = await self._once(source, lambda: self._look_at_data(spec))
-        # What a store has not got no other node finds there.
-        is_of_node = not all(map(is_remote, spec.data.weights)) or not spec.data.weights
-        kind = ErrorKind.MISSING if problems and is_of_node else ErrorKind.CONFIG
+        # What is missing in a store is missing for every node.
+        kind = ErrorKind.MISSING if problems and is_on_node(spec) else ErrorKind.CONFIG
         if launch.should_try_storage(command):
             elsewhere = await self._storage(start.checkpoint_url, command, spec)
             load = spec.checkpoint.load
@@ -98,7 +96,12 @@ class Preflight:
         if problems:
             raise StartRefusedError(kind, _in_words(problems))
 
-    def _look_at_data(self, spec: JobSpec) -> list[FieldProblem]:
+    def _look_at_data(self, spec: JobSpec) -> list[FieldProblem] | None:
+        """Problems of the data; None where its store does not answer.
+
+        Raises:
+            StartRefusedError: this node's disk is full, or fails.
+        """
         cache = BlockFolder(self._data_dir / "blocks", max_bytes=spec.data.cache_bytes)
         # Ranks have more patience.
         with closing(RemoteFiles(cache, patience_s=self._probe_s / 2)) as files:
@@ -106,7 +109,13 @@ class Preflight:
                 return look_at_data(spec, files.open)[0]
             except RetryableError as error:
                 logger.warning("data not looked at, ranks will try again: %s", error)
-                return []
+                return None
+            except OccupiedError as error:
+                raise StartRefusedError(ErrorKind.OCCUPIED, f"data.tokens: {error}") from error
+            except OSError as error:
+                raise StartRefusedError(
+                    ErrorKind.RESOURCE, f"data cannot be read on this node: {error}"
+                ) from error
 
     async def _storage(
         self, url: str, command: agents_pb2.Command, spec: JobSpec
@@ -146,9 +155,12 @@ class Preflight:
             await asyncio.sleep(wait_s)
 
     async def _once(
-        self, key: tuple[str, str, str], look: Callable[[], list[FieldProblem]]
+        self, key: tuple[str, str, str], look: Callable[[], list[FieldProblem] | None]
     ) -> list[FieldProblem]:
-        """Problems of a place that was not found right before."""
+        """Problems of a place that was not found right before.
+
+        `look` gives None where it could not look: the next start looks again.
+        """
         if key in self._known:
             return []
         try:
@@ -156,6 +168,8 @@ class Preflight:
                 problems = await run_blocking(look, "preflight")
         except TimeoutError:
             # A slow file system may still serve a rank, which has more time.
+            return []
+        if problems is None:
             return []
         if not problems:
             self._note(key)
@@ -167,7 +181,7 @@ class Preflight:
             del self._known[next(iter(self._known))]
 
 
-def _load(spec: JobSpec, url: str) -> list[FieldProblem]:
+def _load(spec: JobSpec, url: str) -> list[FieldProblem] | None:
     missing = missing_driver(url)
     if missing is not None:
         return [FieldProblem(field="checkpoint.load", message=f"is {shown(url)}; {missing}")]
@@ -177,7 +191,7 @@ def _load(spec: JobSpec, url: str) -> list[FieldProblem]:
         return [FieldProblem(field="checkpoint.load", message=f"is {shown(url)}; {error}")]
     except (OutlastError, OSError):
         # The worker that loads from a storage waits for it where it does not answer.
-        return []
+        return None
 
 
 def _in_words(problems: list[FieldProblem]) -> str:
