@@ -29,6 +29,9 @@ _OWNERS = {
     "model.seq_len": _OF_DATA,
     "model.vocab_size": _OF_DATA,
     "data.validation_fraction": _OF_DATA,
+    "data.document_mask": _OF_DATA,
+    "data.packing": _OF_DATA,
+    "data.masked.fraction": _OF_DATA,
     "checkpoint.load_step": ("checkpoint.load",),
 }
 # For a store that does not answer.
