@@ -80,9 +80,13 @@ async def _fault_recovery_and_end_are_sent_once(tmp_path: Path, polls: list[floa
             await bench.agents[0].commit(job_id, 10, attempt=2)
             await bench.reach(job_id, "SUCCEEDED")
             await until(lambda: len(kinds(it)) == 3, "its end is sent")
-            page = await asyncio.to_thread(metrics_of, bench)
             sent = 'outlast_notifications_total{outcome="%s",receiver="webhook.%s"} %s'
-            assert sent % ("sent", "r0", "3.0") in page
+            page = await asyncio.to_thread(metrics_of, bench)
+            # It counts once the receiver has answered.
+            async with asyncio.timeout(60):
+                while sent % ("sent", "r0", "3.0") not in page:
+                    await asyncio.sleep(0.05)
+                    page = await asyncio.to_thread(metrics_of, bench)
             assert sent % ("sent", "r1", "0.0") in page
         # Another controller on the same state has nothing more to send.
         async with lab(tmp_path, notify=settings):
