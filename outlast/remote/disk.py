@@ -7,7 +7,8 @@ the bound together. A write that would exceed it first counts the files and dele
 not read for longest.
 
 Blocks are not needed: where the disk is full or fails, they are read from the store each time.
-Whole files (indexes) are mapped into memory, so they need room on the disk.
+Whole files (indexes) are mapped into memory, so they need room on the disk. A process that uses one
+holds a lock on it, and it is not deleted meanwhile.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ _FREED_SHARE = 8
 _FREE_SHARE = 20
 # Reading what becomes a file has deadlines of minutes: older drafts are of processes that died.
 _DRAFT_AGE_S = 3600.0
+# Another process may be filling a file of gigabytes. Less than a first step may take.
+LOCK_WAIT_S = 900.0
+_LOCK_CHECK_S = 0.05
 
 
 class BlockFolder:
@@ -48,6 +52,12 @@ class BlockFolder:
         self.is_unwritable = False
         """Whether the last block was not kept: what is prefetched would be fetched again."""
         self._warned: set[str] = set()
+        self._in_use: list[int] = []
+
+    def close(self) -> None:
+        """Whole files that were used may be deleted from now on."""
+        while self._in_use:
+            os.close(self._in_use.pop())
 
     def read(self, name: str) -> bytes | None:
         """What was written by this name; None when it is not there, or damaged."""
@@ -101,10 +111,12 @@ class BlockFolder:
     def whole(self, name: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> Path:
         """A file of `nbytes` that is used in place; the first of the node's processes fills it.
 
+        It stays until this cache is closed, or its process ends.
+
         Raises:
             ValueError: it is larger than the bound.
             OccupiedError: this node's disk has no room for it now.
-            OSError: it cannot be written here.
+            OSError: it cannot be written here, or another process does not end filling it.
         """
         if nbytes > self.max_bytes:
             raise ValueError(
@@ -113,22 +125,35 @@ class BlockFolder:
             )
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path.with_name(f"{path.name}{_LOCK}"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if self.has(name):
-                return path
-            if not self._has_free(nbytes):
-                raise OccupiedError(
-                    f"no room for {nbytes:,} bytes of {path.name} in {self._folder}: a twentieth "
-                    "of the disk stays free; make room on this node"
-                )
-            self._reserve(nbytes)
-            with self._draft(name) as file:
-                fill(file)
-                # It is mapped and not read through, so no checksum would find it cut.
-                file.flush()
-                os.fsync(file.fileno())
+        lock_path = path.with_name(f"{path.name}{_LOCK}")
+        lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        until_s = time.monotonic() + LOCK_WAIT_S
+        try:
+            _lock(lock, fcntl.LOCK_SH, lock_path, until_s)
+            # Between both locks another process may fill it, or delete it again.
+            while not self.has(name):
+                _lock(lock, fcntl.LOCK_EX, lock_path, until_s)
+                if not self.has(name):
+                    self._fill(name, nbytes, fill)
+                _lock(lock, fcntl.LOCK_SH, lock_path, until_s)
+        except BaseException:
+            os.close(lock)
+            raise
+        self._in_use.append(lock)
         return path
+
+    def _fill(self, name: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> None:
+        if not self._has_free(nbytes):
+            raise OccupiedError(
+                f"no room for {nbytes:,} bytes of {Path(name).name} in {self._folder}: a twentieth "
+                "of the disk stays free; make room on this node"
+            )
+        self._reserve(nbytes)
+        with self._draft(name) as file:
+            fill(file)
+            # It is mapped and not read through, so no checksum would find it cut.
+            file.flush()
+            os.fsync(file.fileno())
 
     @contextlib.contextmanager
     def _draft(self, name: str) -> Iterator[BinaryIO]:
@@ -167,21 +192,21 @@ class BlockFolder:
 
     def _make_room(self, nbytes: int) -> int:
         """Count what is there and delete what must go; says how many bytes are left."""
-        kept, drafts = self._found()
+        kept, fixed = self._found()
         used = sum(each.nbytes for each in kept)
-        if used + drafts + nbytes <= self.max_bytes:
-            return used + drafts
-        limit = self.max_bytes - self.max_bytes // _FREED_SHARE - drafts - nbytes
+        if used + fixed + nbytes <= self.max_bytes:
+            return used + fixed
+        limit = self.max_bytes - self.max_bytes // _FREED_SHARE - fixed - nbytes
         for each in to_evict(kept, limit_bytes=limit):
             # Processes that have it open can still read it; the last close frees its room.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(each.name)
             used -= each.nbytes
-        return used + drafts
+        return used + fixed
 
     def _found(self) -> tuple[list[KeptFile], int]:
-        """What may be evicted, and the bytes of what is being written."""
-        kept, drafts = [], 0
+        """What may be evicted, and the bytes of what is in use or being written."""
+        found, fixed, in_use = [], 0, set()
         old_s = time.time() - _DRAFT_AGE_S
         for folder in os.scandir(self._folder):
             if not folder.is_dir(follow_symlinks=False):
@@ -195,16 +220,54 @@ class BlockFolder:
                 except FileNotFoundError:
                     # It was renamed or deleted meanwhile.
                     continue
-                if entry.name.endswith(_DRAFT):
-                    drafts += stat.st_size
-                elif not entry.name.endswith(_LOCK):
-                    kept.append(
+                if entry.name.endswith(_LOCK):
+                    if _is_locked(entry.path):
+                        in_use.add(entry.path.removesuffix(_LOCK))
+                elif entry.name.endswith(_DRAFT):
+                    fixed += stat.st_size
+                else:
+                    found.append(
                         KeptFile(name=entry.path, nbytes=stat.st_size, used_at_ns=stat.st_mtime_ns)
                     )
-        return kept, drafts
+        fixed += sum(each.nbytes for each in found if each.name in in_use)
+        return [each for each in found if each.name not in in_use], fixed
 
     def _warn(self, kind: str, reason: str) -> None:
         """Log that blocks are not kept, once for each kind of reason."""
         if kind not in self._warned:
             self._warned.add(kind)
             logger.warning("remote data is read without its cache: %s", reason)
+
+
+def _lock(handle: int, kind: int, path: Path, until_s: float) -> None:
+    """Take a lock, in the place of another that this handle has.
+
+    Raises:
+        TimeoutError: another process holds it until then.
+    """
+    while True:
+        try:
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until_s:
+                raise TimeoutError(
+                    f"{path}: another process of this node has held the lock for {LOCK_WAIT_S:g} s"
+                ) from None
+            time.sleep(_LOCK_CHECK_S)
+        else:
+            return
+
+
+def _is_locked(path: str) -> bool:
+    """Whether any process uses or fills the file that a lock is for."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import uuid
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
@@ -29,7 +30,7 @@ from checkpoint.storage.reading import FileStore
 from outlast.errors import SettingError
 from outlast.remote.blocks import bytes_of, pieces
 from outlast.remote.disk import BlockFolder
-from outlast.remote.fetching import Fetchers, retry_for
+from outlast.remote.fetching import NUM_FETCHING, Fetchers, retry_for
 
 # Sequences are read in an order that is shuffled over the whole corpus, so of a block of a corpus
 # that is larger than the cache one sequence of some kilobytes is used before it is evicted: larger
@@ -99,6 +100,8 @@ class RemoteFiles:
     def close(self) -> None:
         """End the threads; files that were opened cannot be read any more."""
         self.fetchers.close()
+        if self.cache is not None:
+            self.cache.close()
 
     def _store(self, folder: str) -> FileStore:
         if folder not in self._stores:
@@ -196,9 +199,16 @@ class RemoteFile:
             raise SettingError(f"data: {self.url} {error}") from error
 
     def _copy(self, into: BinaryIO) -> None:
+        """Side by side, and no more in memory than are under way."""
+        under_way: deque[Future[bytes]] = deque()
         for piece in pieces(0, self.size_bytes, block_bytes=_WHOLE_BYTES):
-            start, end = bytes_of(piece.block, size=self.size_bytes, block_bytes=_WHOLE_BYTES)
-            into.write(self._fetch(start, end, checks=False))
+            part = bytes_of(piece.block, size=self.size_bytes, block_bytes=_WHOLE_BYTES)
+            if len(under_way) == NUM_FETCHING:
+                into.write(under_way.popleft().result())
+            fetch = partial(self._fetch, *part, checks=False)
+            under_way.append(self._files.fetchers.submit(fetch))
+        for each in under_way:
+            into.write(each.result())
         self._confirm_unchanged()
 
     def _block_name(self, block: int) -> str:

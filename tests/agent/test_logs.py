@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from outlast.worker_contract import WorkerFiles
 DEADLINE_S = 60.0
 
 
-def answers(jobs_dir: Path, **query: object) -> list[agents_pb2.LogChunk]:
+def answers(
+    jobs_dir: Path, running: Sequence[Worker] = (), job_id: str = "job", **query: object
+) -> list[agents_pb2.LogChunk]:
     """What a query that does not follow gets."""
     found: list[agents_pb2.LogChunk] = []
     ended = asyncio.Event()
@@ -31,8 +34,8 @@ def answers(jobs_dir: Path, **query: object) -> list[agents_pb2.LogChunk]:
             found.append(message.log_chunk)
 
     async def run() -> None:
-        logs = Logs(jobs_dir, send, max_queries=1)
-        logs.query(agents_pb2.LogQuery(query_id="q", job_id="job", **query))  # type: ignore[arg-type]  # checked by protobuf
+        logs = Logs(jobs_dir, send, max_queries=1, running=lambda: running)
+        logs.query(agents_pb2.LogQuery(query_id="q", job_id=job_id, **query))  # type: ignore[arg-type]  # checked by protobuf
         async with asyncio.timeout(DEADLINE_S):
             await ended.wait()
 

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent.observe.logs import Logs
 from controller.agent.workers import stacks
 from controller.agent.workers.worker import Worker
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import WorkerFiles
+from tests.agent.test_logs import answers
 
 needs_tool = pytest.mark.skipif(stacks._tool() is None, reason="py-spy is not installed")
 
-DEADLINE_S = 60.0
 PROGRAM = """
 import sys
 
@@ -55,32 +54,12 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
     loop.close()
 
 
-def asked(worker: Worker, jobs_dir: Path, **query: object) -> list[agents_pb2.LogChunk]:
-    found: list[agents_pb2.LogChunk] = []
-    ended = asyncio.Event()
-
-    async def send(message: agents_pb2.AgentMessage) -> None:
-        if message.log_chunk.end:
-            ended.set()
-        else:
-            found.append(message.log_chunk)
-
-    async def run() -> None:
-        logs = Logs(jobs_dir, send, max_queries=1, running=lambda: [worker])
-        logs.query(agents_pb2.LogQuery(query_id="q", stacks=True, **query))  # type: ignore[arg-type]  # checked by protobuf
-        async with asyncio.timeout(DEADLINE_S):
-            await ended.wait()
-
-    asyncio.run(run())
-    return found
-
-
 @needs_tool
 @pytest.mark.parametrize("native", [False, True])
 def test_a_worker_says_where_it_stands_and_goes_on(
     worker: Worker, tmp_path: Path, native: bool
 ) -> None:
-    (chunk,) = asked(worker, tmp_path, job_id="job", native=native)
+    (chunk,) = answers(tmp_path, [worker], stacks=True, native=native)
     assert (chunk.rank, chunk.attempt) == (3, 2)
     found = agents_pb2.RankStacks.FromString(chunk.data)
     assert "train_step (train.py:6)" in found.text
@@ -90,5 +69,5 @@ def test_a_worker_says_where_it_stands_and_goes_on(
 
 
 def test_other_ranks_and_jobs_are_not_looked_at(worker: Worker, tmp_path: Path) -> None:
-    assert asked(worker, tmp_path, job_id="other") == []
-    assert asked(worker, tmp_path, job_id="job", rank=1) == []
+    assert answers(tmp_path, [worker], "other", stacks=True) == []
+    assert answers(tmp_path, [worker], stacks=True, rank=1) == []

@@ -16,7 +16,7 @@ import torch
 
 from checkpoint.core.names import memory_folder
 from checkpoint.restore.restore import SealedStep, load_memory, sealed_steps
-from checkpoint.stage import copy_stream as lane_module
+from checkpoint.stage import copy_stream as stream_module
 from checkpoint.stage import stager as stage
 from checkpoint.stage.copy_stream import ThreadCopyStream, copy_stream_for
 from checkpoint.stage.payload import NamedTensor
@@ -186,7 +186,7 @@ def test_a_slot_is_not_sealed_when_any_of_its_copies_failed(
     stager = make_stager(tmp_path, tensors, copy_stream=ThreadCopyStream())
     save(stager, 1)
     stager.finish(20.0)
-    copy = lane_module.copy_by_torch
+    copy = stream_module.copy_by_torch
     calls = iter(range(1000))
 
     def fails_first(*arguments: Any, **named: Any) -> None:
@@ -194,7 +194,7 @@ def test_a_slot_is_not_sealed_when_any_of_its_copies_failed(
             raise RuntimeError("the device is gone")
         copy(*arguments, **named)
 
-    monkeypatch.setattr(lane_module, "copy_by_torch", fails_first)
+    monkeypatch.setattr(stream_module, "copy_by_torch", fails_first)
     save(stager, 2)
     with pytest.raises(RuntimeError, match="the device is gone"):
         stager.finish(20.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -152,6 +153,31 @@ def test_a_whole_file_is_filled_by_one_of_those_that_want_it(tmp_path: Path) -> 
     for thread in threads:
         thread.join()
     assert fills == [5]
+
+
+def test_a_whole_file_in_use_stays_and_then_makes_room(tmp_path: Path) -> None:
+    using, writing = (BlockFolder(tmp_path, max_bytes=1000) for _ in range(2))
+    path = using.whole("a/i", 300, lambda file: written(file, bytes(300)))
+    age(tmp_path, "a/i", 100)
+    for number in range(20):
+        writing.write(f"a/{number}", bytes(100))
+    assert path.exists()
+    assert sum(each.stat().st_size for each in tmp_path.glob("a/*")) <= 1000
+    using.close()
+    for number in range(20, 40):
+        writing.write(f"a/{number}", bytes(100))
+    assert not path.exists()
+
+
+def test_a_process_that_does_not_end_filling_a_file_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outlast.remote.disk.LOCK_WAIT_S", 0.1)
+    (tmp_path / "a").mkdir()
+    with open(tmp_path / "a" / "i.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(TimeoutError, match=r"i\.lock: another process of this node"):
+            BlockFolder(tmp_path, max_bytes=1000).whole("a/i", 5, lambda file: None)
 
 
 def test_a_whole_file_without_room_is_refused(tmp_path: Path) -> None:

@@ -147,9 +147,9 @@ def _of_tokens(spec: JobSpec, open_remote: OpenRemote) -> Splits:
     if validation is None:
         held_out, shares = [files.held_out(each) for each in sources], weights
     else:
-        held_out = [files.all(validation.train)]
+        held_out = [files.whole(validation.train)]
         shares = {validation.name: 1.0}
-    trained_on = [files.trained_on(each, whole=validation is not None) for each in sources]
+    trained_on = [files.trained_on(each, has_own=validation is not None) for each in sources]
     digests = [each.digest for each in (*sources, *filter(None, [validation]))]
     return Splits(
         train=_split(spec, trained_on, blend, trains=True),
@@ -179,21 +179,21 @@ class _Files:
         # A pass over the index makes one, and both splits may be of the same file.
         self._packings: dict[str, Packing] = {}
 
-    def trained_on(self, source: TokenSource, *, whole: bool) -> Rows:
-        """`whole`: nothing of the source is held out."""
-        if whole or source.validation is not None:
-            return self.all(source.train)
+    def trained_on(self, source: TokenSource, *, has_own: bool) -> Rows:
+        """`has_own`: evaluation has a source of its own, so nothing of this one is held out."""
+        if has_own or source.validation is not None:
+            return self.whole(source.train)
         split = self._holdout(source.train)
         return self._sequences(source.train, split.num_trained_on, split.trained_on)
 
     def held_out(self, source: TokenSource) -> Rows:
         """Its validation split, or sequences of the other one where it has none."""
         if source.validation is not None:
-            return self.all(source.validation)
+            return self.whole(source.validation)
         split = self._holdout(source.train)
         return self._sequences(source.train, split.num_held_out, split.held_out)
 
-    def all(self, file: TokenFile) -> Rows:
+    def whole(self, file: TokenFile) -> Rows:
         """All of a file."""
         return self._sequences(file, self._number(file), None)
 

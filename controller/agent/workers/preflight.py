@@ -159,7 +159,7 @@ class Preflight:
     ) -> list[FieldProblem]:
         """Problems of a place that was not found right before.
 
-        `look` gives None where it could not look: the next start looks again.
+        `look` returns None where the place could not be read; the next start tries again.
         """
         if key in self._known:
             return []
