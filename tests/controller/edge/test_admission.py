@@ -97,6 +97,22 @@ async def answer(call: object, *messages: agents_pb2.AgentMessage) -> str:
     return f"{code.name}: {details}"
 
 
+async def answer_of(
+    place: Place, *messages: agents_pb2.AgentMessage, token: str | None = TOKEN
+) -> str:
+    """The answer of a session of its own.
+
+    gRPC ends a call with a status of its own when a write finds it ended and the controller's
+    status has not been read; agents connect again then, and so does this.
+    """
+    async with asyncio.timeout(20.0):
+        while True:
+            async with place.call(token) as call:
+                found = await answer(call, *messages)
+            if found != "INTERNAL: Internal error from Core":
+                return found
+
+
 @pytest.mark.parametrize(
     ("token", "begins"),
     [
@@ -112,8 +128,8 @@ def test_agent_is_let_in_with_a_token_of_the_file_only(
 ) -> None:
     async def scenario() -> None:
         tokens = f"{TOKEN}\n{OLDER}\n"
-        async with controller(tmp_path, tokens=tokens) as place, place.call(token) as call:
-            assert (await answer(call, hello())).startswith(begins)
+        async with controller(tmp_path, tokens=tokens) as place:
+            assert (await answer_of(place, hello(), token=token)).startswith(begins)
 
     asyncio.run(scenario())
 
@@ -132,14 +148,11 @@ def test_token_that_is_replaced_counts_from_the_next_session_on(tmp_path: Path) 
     async def scenario() -> None:
         async with controller(tmp_path) as place:
             place.token_file.write_text(f"{OLDER}\n")
-            async with place.call(TOKEN) as call:
-                assert (await answer(call, hello())).startswith("UNAUTHENTICATED")
-            async with place.call(OLDER) as call:
-                assert await answer(call, hello()) == "welcome"
+            assert (await answer_of(place, hello(), token=TOKEN)).startswith("UNAUTHENTICATED")
+            assert await answer_of(place, hello(), token=OLDER) == "welcome"
             # Nobody is let in for want of a file to compare with.
             place.token_file.unlink()
-            async with place.call(OLDER) as call:
-                assert (await answer(call, hello())).startswith("UNAVAILABLE")
+            assert (await answer_of(place, hello(), token=OLDER)).startswith("UNAVAILABLE")
 
     asyncio.run(scenario())
 
@@ -148,16 +161,13 @@ def test_token_that_is_replaced_counts_from_the_next_session_on(tmp_path: Path) 
 def test_first_message_of_more_than_4_kib_is_refused(tmp_path: Path, size_bytes: int) -> None:
     async def scenario() -> None:
         async with controller(tmp_path) as place:
-            async with place.call() as call:
-                large = hello(version="x" * size_bytes)
-                found = await answer(call, large)
-                assert found.startswith("RESOURCE_EXHAUSTED: the first message has")
-                assert "allowed: 4096" in found
+            found = await answer_of(place, hello(version="x" * size_bytes))
+            assert found.startswith("RESOURCE_EXHAUSTED: the first message has")
+            assert "allowed: 4096" in found
             fitting = hello(version="")
             fitting.hello.version = "x" * (MAX_HELLO_BYTES - fitting.ByteSize() - 6)
             assert MAX_HELLO_BYTES - 8 < fitting.ByteSize() <= MAX_HELLO_BYTES
-            async with place.call() as call:
-                assert await answer(call, fitting) == "welcome"
+            assert await answer_of(place, fitting) == "welcome"
 
     asyncio.run(scenario())
 
@@ -177,13 +187,11 @@ def test_what_has_no_room_in_a_hello_follows_it(tmp_path: Path) -> None:
                 second = await call.read()
                 assert isinstance(second, agents_pb2.ControllerMessage)
                 assert second.command.WhichOneof("kind") == "stop_workers"
-            async with place.call() as call:
-                found = await answer(call, hello(inventory_follows=True), hello())
-                assert found.startswith("INVALID_ARGUMENT: inventory: must be the second message")
-            async with place.call() as call:
-                # Not before the hello is found to be a valid one.
-                found = await answer(call, hello(inventory_follows=True, workers=0), inventory)
-                assert found.startswith("INVALID_ARGUMENT: hello.workers")
+            found = await answer_of(place, hello(inventory_follows=True), hello())
+            assert found.startswith("INVALID_ARGUMENT: inventory: must be the second message")
+            # Not before the hello is found to be a valid one.
+            found = await answer_of(place, hello(inventory_follows=True, workers=0), inventory)
+            assert found.startswith("INVALID_ARGUMENT: hello.workers")
 
     asyncio.run(scenario())
 
