@@ -1,4 +1,4 @@
-"""The part of a job's spec that says which tokens are hidden and predicted."""
+"""What BERT predicts, as sections of a job's spec: hidden tokens, and the order of two parts."""
 
 from __future__ import annotations
 
@@ -27,4 +27,24 @@ class MaskedSpec(Section):
     )
     never: tuple[int, ...] = Field(
         (), description="Ids that are never predicted, such as those of [CLS] and [SEP]."
+    )
+
+
+class SentenceOrderSpec(Section):
+    """How a sequence becomes two parts, whose order is predicted (ALBERT, arXiv 1909.11942, 3.1).
+
+    It is [CLS] first [SEP] second [SEP], with three tokens less than it would have; one in two has
+    its parts swapped. Where it is cut, and whether they are, follows from seed, step and sequence.
+    """
+
+    cls_token: int | None = Field(
+        None, ge=0, description="Id before the parts, such as 101 of BERT's [CLS]."
+    )
+    sep_token: int | None = Field(
+        None, ge=0, description="Id behind each part, such as 102 of BERT's [SEP]."
+    )
+    ends: tuple[int, ...] = Field(
+        (),
+        description="Ids that end a sentence, such as that of a full stop: the cut is behind one "
+        "of them, if there is any; anywhere unless given.",
     )

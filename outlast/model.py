@@ -178,8 +178,13 @@ class ModelSpec(Section):
     segments: int = Field(
         0,
         ge=0,
-        description="Rows of a table of segments, added to the embeddings (BERT has 2); all tokens "
-        "are of the first.",
+        description="Rows of a table of segments, added to the embeddings (BERT has 2); without "
+        "sentence_order all tokens are of the first.",
+    )
+    sentence_order: bool = Field(
+        False,
+        description="Also predicts whether the two parts of a sequence are swapped (BERT's pooler "
+        "and a classifier); needs data.sentence_order.",
     )
     embedding_scale: float = Field(
         1.0, gt=0, description="Factor on the token embeddings (Gemma: the root of hidden)."

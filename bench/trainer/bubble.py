@@ -65,7 +65,7 @@ class _Chunk(nn.Module):
         """Nothing here depends on it."""
 
     def forward(
-        self, tokens: Tensor, hidden: Tensor | None, targets: Tensor, _starts: Tensor | None
+        self, tokens: Tensor, hidden: Tensor | None, targets: Tensor, *_others: object
     ) -> Tensor:
         # The first chunk's input needs a gradient too, so that all do the same work.
         x = torch.ones(_BOUNDARY, requires_grad=True) if hidden is None else hidden

@@ -213,7 +213,7 @@ def export_folder(
     # Last: without it nobody takes the folder for a whole one.
     (target / folders.CONFIG).write_text(json.dumps(config, indent=2))
     return Exported(
-        architecture=family.architecture,
+        architecture=config["architectures"][0],
         step=step,
         dtype=config["dtype"],
         files=tuple(files),

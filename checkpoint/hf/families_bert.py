@@ -26,7 +26,14 @@ def _write_segments(model: ModelSpec) -> Fields:
 
 
 _SEGMENTS = Mixed(theirs=("type_vocab_size",), read=_read_segments, write=_write_segments)
-# Of the head that the model is without.
+# Without and with the head for the order of sentences.
+_CLASSES = {False: "BertForMaskedLM", True: "BertForPreTraining"}
+_ORDER = Mixed(
+    theirs=("architectures",),
+    read=lambda config: {"sentence_order": config.get("architectures") == [_CLASSES[True]]},
+    write=lambda model: {"architectures": [_CLASSES[model.sentence_order]]},
+)
+# What a base model has besides.
 _POOLER = Mixed(
     theirs=(
         *("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
@@ -38,7 +45,7 @@ _POOLER = Mixed(
 
 
 def bert_rules(model: ModelSpec) -> Iterator[Rule]:
-    """BERT's masked language model."""
+    """BERT's masked language model, and its second head where the model has it."""
     embeddings, hidden = "bert.embeddings", model.hidden
     yield table(model, "tokens.weight", f"{embeddings}.word_embeddings.weight")
     for ours, theirs, rows in (
@@ -54,6 +61,10 @@ def bert_rules(model: ModelSpec) -> Iterator[Rule]:
         yield copied(f"head_transform.{part}", f"{transform}.dense.{part}", hidden)
     yield from norm(model, "head_transform.norm", f"{transform}.LayerNorm")
     yield table(model, "head_bias.weight", "cls.predictions.bias")
+    if model.sentence_order:
+        for part in ("weight", "bias"):
+            yield copied(f"order.pooler.{part}", f"bert.pooler.dense.{part}", hidden)
+            yield copied(f"order.classifier.{part}", f"cls.seq_relationship.{part}", 2)
 
 
 def _layer_rules(model: ModelSpec, ours: str, theirs: str) -> Iterator[Rule]:
@@ -87,7 +98,7 @@ def _shape() -> Iterator[Option]:
 BERT_FAMILIES = (
     Family(
         name="bert",
-        architecture="BertForMaskedLM",
+        architecture=_CLASSES[False],
         options=(
             *(*_shape(), INIT, plain("gelu")),
             Option(theirs="max_position_embeddings", ours="seq_len", missing=512),
@@ -100,7 +111,7 @@ BERT_FAMILIES = (
             "position_embedding_type": "absolute",
             "directionality": "bidi",
         },
-        mixed=(_POOLER, _SEGMENTS),
+        mixed=(_ORDER, _POOLER, _SEGMENTS),
         fixed={
             "attention": "bidirectional",
             "norm_place": "sum",

@@ -216,9 +216,10 @@ def _spec_of(done: Imported, url: str, source: Path) -> dict[str, Any]:
     """A spec that begins with the weights."""
     letters = "".join(c if c.isalnum() else "-" for c in source.resolve().name.lower())
     name = letters.strip("-")[:53].strip("-") or done.family
-    spec = {"name": name, "model": dict(_shown(done)), "checkpoint": {"load": url}}
+    spec: dict[str, Any] = {"name": name, "model": dict(_shown(done)), "checkpoint": {"load": url}}
     if done.section.get("attention") == "bidirectional":
-        spec["data"] = {"masked": _masked(source)}
+        order = _sentence_order(source) if done.section.get("sentence_order") else None
+        spec["data"] = {"masked": _masked(source), **({"sentence_order": order} if order else {})}
     return spec
 
 
@@ -232,6 +233,13 @@ def _masked(source: Path) -> dict[str, Any]:
     if mask is not None:
         found["mask_token"] = mask
     return {**found, "never": sorted(special.values())} if special else found
+
+
+def _sentence_order(source: Path) -> dict[str, Any]:
+    from checkpoint.hf.folder import special_tokens
+
+    special, names = special_tokens(source), {"cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return {field: special[name] for field, name in names.items() if name in special}
 
 
 def _shown(done: Imported) -> list[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Rules of masked language modelling, and of attention that sees what is ahead."""
+"""Rules of what BERT predicts, and of attention that sees what is ahead."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from outlast.spec import JobSpec
 
 _FIELD = "data.masked"
+_ORDER = "data.sentence_order"
+# Three tokens around two parts of one each.
+_SHORTEST_ORDERED = 5
 
 
 def _check_attention(spec: JobSpec) -> list[FieldProblem]:
@@ -67,9 +70,52 @@ def _check_masked(spec: JobSpec) -> list[FieldProblem]:
     return problems
 
 
-def _beyond(name: str, what: str, size: int) -> FieldProblem:
+def _beyond(name: str, what: str, size: int, section: str = _FIELD) -> FieldProblem:
     message = f"{what}; allowed: 0 to model.vocab_size - 1 = {size - 1}"
-    return FieldProblem(field=f"{_FIELD}.{name}", message=message)
+    return FieldProblem(field=f"{section}.{name}", message=message)
+
+
+def _check_order(spec: JobSpec) -> list[FieldProblem]:
+    """Where sequences have two parts, and what a model that predicts their order needs."""
+    model, data, on = spec.model, spec.data, "model.sentence_order"
+    if not model.sentence_order:
+        return [
+            only_with(
+                f"{_ORDER}.{name}", list(value) if isinstance(value, tuple) else value, on, "false"
+            )
+            for name, value in changed(data.sentence_order).items()
+        ]
+    problems = [
+        only_with(on, "true", needed, value)
+        for is_wrong, needed, value in (
+            (model.attention == "causal", "model.attention = bidirectional", "causal"),
+            (model.segments < 2, "model.segments of 2 or more", model.segments),
+            (data.packing != "stream", "data.packing = stream", data.packing),
+            (data.document_mask, "data.document_mask = false", "true"),
+            (
+                model.seq_len < _SHORTEST_ORDERED,
+                f"model.seq_len of {_SHORTEST_ORDERED} or more",
+                model.seq_len,
+            ),
+        )
+        if is_wrong
+    ]
+    return problems + _check_ids(spec)
+
+
+def _check_ids(spec: JobSpec) -> list[FieldProblem]:
+    given, size, problems = spec.data.sentence_order, spec.model.vocab_size, []
+    for name, value in (("cls_token", given.cls_token), ("sep_token", given.sep_token)):
+        if value is None:
+            message = "is required with model.sentence_order = true: an id beside the parts"
+            problems.append(FieldProblem(field=f"{_ORDER}.{name}", message=message))
+        elif value >= size:
+            problems.append(_beyond(name, f"is {value}", size, _ORDER))
+        elif value not in spec.data.masked.never:
+            message = f"lacks {value}, which is {_ORDER}.{name}"
+            problems.append(FieldProblem(field=f"{_FIELD}.never", message=message))
+    beyond = [each for each in given.ends if not 0 <= each < size]
+    return problems + [_beyond("ends", f"has {each}", size, _ORDER) for each in beyond[:1]]
 
 
 def _check_head(spec: JobSpec) -> list[FieldProblem]:
@@ -80,4 +126,4 @@ def _check_head(spec: JobSpec) -> list[FieldProblem]:
     return [only_with("model.head_transform", "true", needed, model.activation)]
 
 
-RULES = (_check_attention, _check_masked, _check_head)
+RULES = (_check_attention, _check_masked, _check_head, _check_order)

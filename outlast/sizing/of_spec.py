@@ -67,6 +67,7 @@ def _model_facts(model: ModelSpec) -> ModelFacts:
         mlp_bias=model.mlp_bias,
         head_bias=model.head_bias,
         head_transform=model.head_transform,
+        sentence_order=model.sentence_order,
         dropout=model.dropout > 0,
         attention_dropout=model.attention_dropout > 0,
         attention_softcap=model.attention_softcap is not None,

@@ -45,6 +45,7 @@ class ModelFacts:
     mlp_bias: bool = True
     head_bias: bool = False
     head_transform: bool = False
+    sentence_order: bool = False
     dropout: bool = False
     attention_dropout: bool = False
     attention_softcap: bool = False
@@ -316,11 +317,18 @@ def _transform_parameters(model: ModelFacts) -> int:
     return (hidden + 1 + model.norm_vectors) * hidden if model.head_transform else 0
 
 
+def _order_parameters(model: ModelFacts) -> int:
+    """A linear layer, and another one of two outputs, with their biases."""
+    hidden = model.shape.hidden
+    return (hidden + 1) * (hidden + 2) if model.sentence_order else 0
+
+
 def _output_parameters(model: ModelFacts, tp: int, *, has_table: bool) -> int:
     shape = model.shape
     table = _table_parameters(model, tp) if has_table else 0
     bias = shape.vocab_size // tp if model.head_bias else 0
-    return _last_norm_parameters(model) + _transform_parameters(model) + table + bias
+    heads = _transform_parameters(model) + _order_parameters(model)
+    return _last_norm_parameters(model) + heads + table + bias
 
 
 def _last_norm_parameters(model: ModelFacts) -> int:

@@ -29,6 +29,8 @@ _EXPERT_TENSORS, _EXPERT_CUTS = 4, 2
 _CUTS, _END_UNITS, _NORM_TENSORS = 4, 4, 2
 # A linear layer with a bias, and a norm.
 _TRANSFORM_TENSORS = 4
+# Two linear layers with biases.
+_ORDER_TENSORS = 4
 # Of each parameter the weight and two moments are saved.
 _SAVED_OF_EACH = 3
 
@@ -59,4 +61,5 @@ def _num_tensors(facts: PlanInput, stage: int) -> int:
         more += facts.model.embedding_norm * (_NORM_TENSORS + cuts) + (facts.model.segments > 0)
     if any(part.is_last for part in facts.parts(stage)):
         more += facts.model.head_transform * _TRANSFORM_TENSORS
+        more += facts.model.sentence_order * _ORDER_TENSORS
     return len(blocks) * (_BLOCK_TENSORS + cuts) + more + _END_TENSORS + _END_UNITS * cuts

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 
 from outlast.detectors import DetectorsSpec
 from outlast.layout import Layout
-from outlast.masked import MaskedSpec
+from outlast.masked import MaskedSpec, SentenceOrderSpec
 from outlast.model import ModelSpec
 from outlast.recovery import RecoverySpec
 from outlast.section import Section
@@ -130,6 +130,7 @@ class DataSpec(Section):
         "at 0 in each, and no document's first token is predicted from the one before.",
     )
     masked: MaskedSpec = MaskedSpec()
+    sentence_order: SentenceOrderSpec = SentenceOrderSpec()
     packing: Literal["stream", "whole"] = Field(
         "stream",
         description="stream: sequences are cut out of the stream of all documents of tokens, "

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.trainer.hf_models import CAUSAL, CONFIGS, load
+from tests.trainer.hf_models import CAUSAL, CONFIGS, load, logits_of
 
 PROMPT, GENERATED, NUM_LAST = [3, 14, 15, 92, 65, 35, 89, 79], 6, 3
 _ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def compare(one: Path, other: Path) -> None:
 
     tokens = torch.arange(24).view(2, 12)
     for name in sorted(path.name for path in other.iterdir()):
-        logits = [load(each / name)(tokens).logits for each in (one, other)]
+        logits = [logits_of(load(each / name)(tokens)) for each in (one, other)]
         print(name, torch.equal(*logits))
 
 

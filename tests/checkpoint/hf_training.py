@@ -1,8 +1,8 @@
 """What `transformers` trains in tests of conversion: a program, as it takes long to import.
 
 `train FOLDER` writes a small model of each config to FOLDER/before and, after a few steps of
-AdamW on FOLDER/causal.npz or FOLDER/masked.npz, to FOLDER/after; the losses go to
-FOLDER/losses.json.
+AdamW on FOLDER/causal.npz, FOLDER/masked.npz or FOLDER/ordered.npz, to FOLDER/after; the losses
+go to FOLDER/losses.json.
 `compare FOLDER` prints how far the models in FOLDER/exported are from those in FOLDER/after, by
 name: the largest difference of logits, in parts of the largest logit, and that of weights.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.trainer.hf_models import CAUSAL, CONFIGS, load, loss_of
+from tests.trainer.hf_models import CAUSAL, CONFIGS, ORDERED, load, logits_of, loss_of
 
 _ROOT = Path(__file__).parents[2]
 # As the spec has it. Where a gradient is nearly zero, epsilon keeps its rounding out of the step:
@@ -37,7 +37,9 @@ def run(*arguments: object) -> str:
 
 def kind_of(name: str) -> str:
     """What a model is trained to predict."""
-    return "causal" if name in CAUSAL else "masked"
+    if name in CAUSAL:
+        return "causal"
+    return "ordered" if name in ORDERED else "masked"
 
 
 def train(folder: Path) -> None:
@@ -73,8 +75,9 @@ def _steps(model: Any, batches: Any) -> list[float]:
     ]
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, eps=EPS)
     losses = []
-    for rows in zip(batches["tokens"], batches["targets"], strict=True):
-        loss = loss_of(model, *map(torch.from_numpy, rows), MICRO_BATCH)
+    for step in range(len(batches["tokens"])):
+        parts = {name: torch.from_numpy(batches[name][step]) for name in batches}
+        loss = loss_of(model, micro_batch=MICRO_BATCH, **parts)
         losses.append(loss.item())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, CLIP)
@@ -95,7 +98,7 @@ def compare(folder: Path) -> None:
             for kind in ("exported", "after")
         )
         with torch.no_grad():
-            logits, expected = ours(tokens).logits, theirs(tokens).logits
+            logits, expected = (logits_of(model(tokens)) for model in (ours, theirs))
         apart = (logits - expected).abs().max() / expected.abs().max()
         pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
         weights = max((one - other).abs().max().item() for one, other in pairs)

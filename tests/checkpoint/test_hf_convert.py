@@ -241,6 +241,27 @@ def test_bert_as_it_was_published_goes_in(older_bert: Path, saved: Path, tmp_pat
     assert "predicts hidden tokens" in done.stderr
 
 
+def test_bert_with_its_second_head_goes_in_and_out(saved: Path, tmp_path: Path) -> None:
+    source, url, spec = tmp_path / "source", str(tmp_path / "root"), tmp_path / "spec.yaml"
+    shutil.copytree(saved / "bert-with-order", source)
+    special = [
+        {"id": number, "content": f"[{name}]", "special": True}
+        for number, name in ((90, "MASK"), (91, "CLS"), (92, "SEP"))
+    ]
+    (source / "tokenizer.json").write_text(json.dumps({"added_tokens": special}))
+    done = outlast("import", "hf", str(source), url, "--spec", str(spec))
+    assert done.returncode == ExitCode.OK, done.stderr
+    written = yaml.safe_load(spec.read_text())
+    assert written["model"]["sentence_order"]
+    assert written["data"] == {
+        "masked": {"fraction": 0.15, "mask_token": 90, "never": [91, 92]},
+        "sentence_order": {"cls_token": 91, "sep_token": 92},
+    }
+    out = str(tmp_path / "out")
+    exported = outlast_json("export", "hf", url, out, "--spec", str(spec))
+    assert exported["architecture"] == "BertForPreTraining"
+
+
 def test_a_copy_that_differs_is_refused(older_bert: Path, tmp_path: Path) -> None:
     path = older_bert / "model.safetensors"
     save_file({**load_file(path), "cls.predictions.decoder.bias": torch.zeros(96)}, path)

@@ -238,15 +238,17 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**_SHAPE, "head_dim": 8, "attention_bias": True, "mlp_bias": True},
     ),
 }
+_BERT = {
+    **{name: value for name, value in _SHAPE.items() if name != "num_key_value_heads"},
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
 CONFIGS |= {
-    "bert": (
-        "BertForMaskedLM",
+    "bert": ("BertForMaskedLM", "BertConfig", _BERT),
+    "bert-with-order": (
+        "BertForPreTraining",
         "BertConfig",
-        {
-            **{name: value for name, value in _SHAPE.items() if name != "num_key_value_heads"},
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-        },
+        {**_BERT, "architectures": ["BertForPreTraining"]},
     ),
     # Twelve heads: no power of two.
     "bloom": (
@@ -305,7 +307,8 @@ CONFIGS |= {
     ),
 }
 # Those that go on with a text; the others predict hidden tokens.
-CAUSAL = tuple(name for name in CONFIGS if not CONFIGS[name][0].endswith("MaskedLM"))
+CAUSAL = tuple(name for name, (kind, *_) in CONFIGS.items() if not kind.startswith("Bert"))
+ORDERED = ("bert-with-order",)
 # What a spec adds to the section: of the second tensor rank half the rows are padding, or all.
 _PADDED = {"qwen3": {"vocab_multiple": 128}, "gemma": {"vocab_multiple": 256}}
 
@@ -328,13 +331,28 @@ def load(folder: Path, **options: Any) -> Any:
     return found.from_pretrained(folder, dtype=torch.float32, **options)
 
 
-def loss_of(model: Any, tokens: Any, targets: Any, micro_batch: int) -> Any:
-    """The mean loss over targets that are not -1.
+def logits_of(found: Any) -> Any:
+    """Of the tokens."""
+    return found.prediction_logits if hasattr(found, "prediction_logits") else found.logits
+
+
+def loss_of(
+    model: Any,
+    tokens: Any,
+    targets: Any,
+    micro_batch: int,
+    segments: Any = None,
+    swapped: Any = None,
+) -> Any:
+    """The mean loss over targets that are not -1, and over sequences whose order is predicted.
 
     The router's, where the config asks for it, is of each micro-batch by itself.
     """
     import torch
 
+    if segments is not None:
+        both = {"labels": targets.where(targets >= 0, -100), "next_sentence_label": swapped}
+        return model(tokens, token_type_ids=segments, **both).loss
     if not getattr(model.config, "output_router_logits", False):
         logits = model(tokens, use_cache=False).logits
         flat = logits.flatten(0, 1), targets.flatten()

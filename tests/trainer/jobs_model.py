@@ -28,7 +28,7 @@ from trainer.model.gpt import GptChunk
 from trainer.model.layers import tensor_parallel
 from trainer.model.parameters import FlatParameters
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.pipeline import MicroBatch, PipelineEngine
+from trainer.parallel.pipeline import MicroBatch, PipelineEngine, Sentences
 from trainer.parallel.tensor import TensorParallel, column_linear
 from trainer.parallel.vocab import vocab_loss
 from trainer.parallel.zero import DataParallel
@@ -77,9 +77,12 @@ def _oracle_model(mesh: Mesh, run: Run, name: str, arrays: dict[str, Any]) -> di
     _load(flat, {key: arrays[f"{name}/weights/{key}"] for key in stored(flat)})
     replicas.refresh()
     logits = _kept_logits(chunks[-1], tp, config)
-    batches = _batches(mesh, arrays)
+    batches = _batches(mesh, arrays, ordered=config.sentence_order)
+    scale: float | Tensor = 1.0 / arrays["targets"].size
+    if config.sentence_order:
+        scale = torch.tensor([scale, 1.0 / len(arrays["targets"])], dtype=torch.float64)
     loss = _engine(run, mesh, chunks, config, len(batches), replicas).run(
-        _begun(replicas, batches), 1.0 / arrays["targets"].size
+        _begun(replicas, batches), scale
     )
     replicas.finish_gradients()
     replicas.drain()
@@ -175,20 +178,24 @@ def _load(flat: FlatParameters, arrays: dict[str, Any]) -> None:
             part.master[piece.at].copy_(full.reshape(-1)[piece.inside])
 
 
-def _batches(mesh: Mesh, arrays: dict[str, Any]) -> list[MicroBatch]:
+def _batches(mesh: Mesh, arrays: dict[str, Any], *, ordered: bool) -> list[MicroBatch]:
     """This replica's samples, in order."""
     per_replica = len(arrays["tokens"]) // mesh.layout.dp
     first = mesh.at.dp * per_replica
-    tokens, targets = (
-        torch.from_numpy(arrays[key][first : first + per_replica]).t()
-        for key in ("tokens", "targets")
-    )
+
+    def part(key: str, start: int) -> Tensor:
+        found = torch.from_numpy(arrays[key][start : start + MICRO_BATCH])
+        return found.t().contiguous() if found.dim() > 1 else found
+
     return [
         MicroBatch(
-            tokens=tokens[:, start : start + MICRO_BATCH].contiguous(),
-            targets=targets[:, start : start + MICRO_BATCH].contiguous(),
+            tokens=part("tokens", start),
+            targets=part("targets", start),
+            sentences=Sentences(segments=part("segments", start), swapped=part("swapped", start))
+            if ordered
+            else None,
         )
-        for start in range(0, per_replica, MICRO_BATCH)
+        for start in range(first, first + per_replica, MICRO_BATCH)
     ]
 
 

@@ -42,7 +42,7 @@ class StandIn(nn.Module):
         self.begun.append((step, micro_batch))
 
     def forward(
-        self, tokens: Tensor, hidden: Tensor | None, targets: Tensor, _starts: Tensor | None
+        self, tokens: Tensor, hidden: Tensor | None, targets: Tensor, *_others: object
     ) -> Tensor:
         x = (tokens.double() if hidden is None else hidden) * self.factor
         out: Tensor = Wait.apply(x, self._seconds)  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.trainer.hf_models import CONFIGS, by_rules, loss_of, section_for
+from tests.trainer.hf_models import CONFIGS, ORDERED, by_rules, logits_of, loss_of, section_for
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, MLP = 4, 32, 4, 2, 48
 VOCAB, SEQ_LEN, SAMPLES, WINDOW = 96, 80, 8, 24
@@ -81,11 +81,18 @@ def main(path: str) -> None:
     torch.manual_seed(0)
     tokens, targets = torch.randint(0, VOCAB, (2, SAMPLES, SEQ_LEN))
     found: Arrays = {"tokens": tokens.numpy(), "targets": targets.numpy()}
+    # Cut at another place in each sequence.
+    cuts = torch.arange(SAMPLES)[:, None] * 9 + 5
+    segments, swapped = (torch.arange(SEQ_LEN) >= cuts).long(), torch.arange(SAMPLES) % 3 // 2
+    found |= {"segments": segments.numpy(), "swapped": swapped.numpy()}
     for name in (*MODELS, *CONFIGS):
         model = _build(name)
+        ordered = name in ORDERED
+        more = {"token_type_ids": segments} if ordered else {"use_cache": False}
         with torch.no_grad():
-            logits = model(tokens, use_cache=False).logits
-        loss = loss_of(model, tokens, targets, MICRO_BATCH)
+            logits = logits_of(model(tokens, **more))
+        sentences = (segments, swapped) if ordered else ()
+        loss = loss_of(model, tokens, targets, MICRO_BATCH, *sentences)
         loss.backward()
         parameters = dict(model.named_parameters())
         found[f"{name}/logits"] = logits.numpy()

@@ -7,6 +7,7 @@ checkpoint and the export of that.
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -28,6 +29,11 @@ from trainer.parallel.mesh import Mesh
 from trainer.worker.feeding import open_data
 
 STEPS, SEQUENCES = 3, 4
+KINDS: dict[str, dict[str, Any]] = {
+    "causal": {},
+    "masked": {"attention": "bidirectional"},
+    "ordered": {"attention": "bidirectional", "segments": 2, "sentence_order": True},
+}
 LAYOUT = {"tp": 2, "pp": 2, "micro_batch": 2}
 # Of losses and weights, and of logits in parts of the largest.
 TOLERANCE = 1e-5
@@ -37,7 +43,9 @@ def spec_of(folder: Path, model: dict[str, Any], **sections: Any) -> dict[str, A
     (beta1, beta2), tokens = hf_training.BETAS, str(folder / "tokens.npy")
     data = {"tokens": tokens, "validation_tokens": tokens, "global_batch": SEQUENCES}
     if model.get("attention") == "bidirectional":
-        data["masked"] = {"fraction": 0.15, "mask_token": 7}
+        data["masked"] = {"fraction": 0.15, "mask_token": 7, "never": [8, 9]}
+    if model.get("sentence_order"):
+        data["sentence_order"] = {"cls_token": 8, "sep_token": 9}
     document = {
         "name": "job",
         "steps": STEPS,
@@ -71,15 +79,22 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         is_first_stage=True,
         is_last_stage=True,
     )
-    for kind, attention in (("causal", "causal"), ("masked", "bidirectional")):
-        spec = parse_spec(spec_of(folder, {"vocab_size": VOCAB, "attention": attention}))
+    for kind, model in KINDS.items():
+        spec = parse_spec(spec_of(folder, {"vocab_size": VOCAB, **model}))
         data = open_data(spec, cast(Mesh, mesh), folder)
         batches = [data.train.micro_batches(step) for step in range(1, STEPS + 1)]
-        tokens, targets = (
-            torch.stack([torch.cat([getattr(each, part).t() for each in step]) for step in batches])
-            for part in ("tokens", "targets")
-        )
-        np.savez(folder / f"{kind}.npz", tokens=tokens, targets=targets)
+        parts = ["tokens", "targets"]
+        parts += ["sentences.segments", "sentences.swapped"] if "sentence_order" in model else []
+        arrays = {
+            part.rpartition(".")[2]: torch.stack(
+                [
+                    torch.cat([attrgetter(part)(each).movedim(-1, 0) for each in step])
+                    for step in batches
+                ]
+            )
+            for part in parts
+        }
+        np.savez(folder / f"{kind}.npz", **arrays)
     hf_training.run("train", folder)
     return folder
 

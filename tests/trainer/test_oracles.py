@@ -56,7 +56,7 @@ RUNS_OF_EXPERTS = {
 
 # A norm of the embeddings, whose weights a backward pass needs without the tables before it; no
 # norm before the output; and a layer before it.
-WITH_OTHER_ENDS = ("bloom", "gpt", "bert")
+WITH_OTHER_ENDS = ("bloom", "gpt", "bert", "bert-with-order")
 
 
 @pytest.fixture(scope="module")

@@ -62,37 +62,6 @@ def test_what_is_wrong_with_a_model_is_said(
     assert re.search(message, found[field])
 
 
-_BOTH_WAYS = {"attention": "bidirectional"}
-_HIDDEN = {"fraction": 0.2, "mask_token": 5}
-MASKED_PROBLEMS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
-    ({}, {"fraction": 0.2, "mask_token": 5}, "data.masked.fraction", "attention = bidirectional"),
-    ({}, {"mask_token": 5}, "data.masked.mask_token", r"only with data\.masked\.fraction above 0"),
-    (_BOTH_WAYS, {"fraction": 0.2}, "data.masked.mask_token", "is required"),
-    (_BOTH_WAYS, {**_HIDDEN, "mask_token": 256}, "data.masked.mask_token", "0 to .* = 255"),
-    (_BOTH_WAYS, {**_HIDDEN, "never": [3, 256]}, "data.masked.never", "0 to .* = 255"),
-    (_BOTH_WAYS, {**_HIDDEN, "random": 0.7, "kept": 0.4}, "data.masked.random", "1 at most"),
-    ({**_BOTH_WAYS, "window": 8}, _HIDDEN, "model.window", "attention = causal"),
-    ({**_BOTH_WAYS, "positions": "alibi"}, _HIDDEN, "model.positions", "attention = causal"),
-]
-
-
-@pytest.mark.parametrize(("model", "masked", "field", "message"), MASKED_PROBLEMS)
-def test_what_is_wrong_with_hidden_tokens_is_said(
-    model: dict[str, Any], masked: dict[str, Any], field: str, message: str
-) -> None:
-    found = problems(model=model, data={"masked": masked})
-    assert list(found) == [field]
-    assert re.search(message, found[field])
-
-
-def test_padding_may_not_be_hidden() -> None:
-    data = {"tokens": "/a", "packing": "whole", "masked": _HIDDEN}
-    found = problems(model=_BOTH_WAYS, data=data)
-    assert found == {
-        "data.masked.never": "lacks 0, the id of the padding that data.packing = whole makes"
-    }
-
-
 LAYOUT_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
     ({"parallel": {"tp": 3}}, "model.heads", r"parallel.tp in \{1, 2, 4, 8\}"),
     (

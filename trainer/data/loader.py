@@ -20,7 +20,7 @@ from torch import Tensor
 
 from outlast.clock import node_time_ns
 from trainer.data.step_batch import Memory, StepBatch, Wanted
-from trainer.parallel.pipeline import MicroBatch
+from trainer.parallel.pipeline import MicroBatch, Sentences
 
 _Sample = TypeVar("_Sample")
 _Sample_co = TypeVar("_Sample_co", covariant=True)
@@ -185,5 +185,8 @@ def _each(batch: MicroBatch, change: Callable[[Tensor], Tensor]) -> MicroBatch:
         tokens=change(batch.tokens),
         targets=change(batch.targets),
         starts=None if batch.starts is None else change(batch.starts),
+        sentences=None
+        if (parts := batch.sentences) is None
+        else Sentences(segments=change(parts.segments), swapped=change(parts.swapped)),
         num_predicted=batch.num_predicted,
     )

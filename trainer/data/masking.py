@@ -43,8 +43,7 @@ class Masking:
         """The batch with tokens hidden, which are its targets; none but these have a loss."""
         tokens, targets = batch.tokens.numpy().copy(), np.empty_like(batch.targets.numpy())
         for column, sample in enumerate(samples):
-            source, number = sample if isinstance(sample, tuple) else (0, sample)
-            key = (step if self.varies else 0, source, number)
+            key = sample_key(step if self.varies else 0, sample)
             tokens[:, column], targets[:, column] = self.hidden(tokens[:, column], key)
         return replace(
             batch,
@@ -69,3 +68,9 @@ class Masking:
         shown = np.where(kind < self.random, others, self.mask_token)
         shown = np.where(kind >= 1.0 - self.kept, tokens, shown)
         return np.where(chosen, shown, tokens), np.where(chosen, tokens, NO_TARGET)
+
+
+def sample_key(step: int, sample: int | tuple[int, int]) -> tuple[int, int, int]:
+    """Step, source and number of a sequence; text is one source."""
+    source, number = sample if isinstance(sample, tuple) else (0, sample)
+    return step, source, number

@@ -110,6 +110,7 @@ class GptConfig:
     head_bias: bool = False
     head_transform: bool = False
     segments: int = 0
+    sentence_order: bool = False
     embedding_scale: float = 1.0
     embedding_norm: bool = False
     attention_scale: float | None = None

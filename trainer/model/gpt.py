@@ -22,10 +22,11 @@ from trainer.model.carried import apart, joined
 from trainer.model.config import GptConfig
 from trainer.model.documents import Documents
 from trainer.model.dropout import DropoutKey, stream_mask
-from trainer.model.head import HeadTransform, VocabBias
+from trainer.model.head import HeadTransform, OrderHead, VocabBias
 from trainer.model.layers import Norm, PositionTable, SegmentTable, TokenTable, tensor_parallel
 from trainer.model.router import no_terms, router_loss
 from trainer.parallel.mesh import Mesh
+from trainer.parallel.pipeline import Sentences
 from trainer.parallel.tensor import column_linear, vocab_embedding
 from trainer.parallel.vocab import vocab_loss
 
@@ -65,6 +66,7 @@ class GptChunk(nn.Module):
             self.head = TokenTable(config, mesh, bias=config.head_bias) if own else None
             biased = config.tied_embeddings and config.head_bias
             self.head_bias = VocabBias(config, mesh) if biased else None
+            self.order = OrderHead(config, mesh) if config.sentence_order else None
 
     def begin(self, step: int, micro_batch: int) -> None:
         """Say which forward comes next: `micro_batch` counts over all replicas of the step.
@@ -79,13 +81,15 @@ class GptChunk(nn.Module):
         hidden: Tensor | None,
         targets_SB: Tensor,
         starts_SB: Tensor | None = None,
+        sentences: Sentences | None = None,
     ) -> Tensor:
         """The hidden state for the next chunk, or the summed loss on the last one.
 
-        `starts_SB` has where the document of each token begins; None: it is all one.
+        `starts_SB` has where the document of each token begins; None: it is all one. A model
+        that predicts the order of `sentences` gives two sums, [2]: of tokens and of sequences.
 
         Without recording of gradients this is an evaluation: nothing is dropped, and the loss is
-        without the router's.
+        the tokens' alone, without the router's.
         """
         drops = self._config.drops and torch.is_grad_enabled()
         assert self._key is not None or not drops, "begin says which masks a forward has"
@@ -96,7 +100,8 @@ class GptChunk(nn.Module):
             else Documents(starts_SB, bidirectional=self._config.bidirectional)
         )
         if hidden is None:
-            x_SBD, terms = self._embed(tokens_SB, key, documents), self._no_terms
+            x_SBD = self._embed(tokens_SB, key, documents, sentences)
+            terms = self._no_terms
         else:
             x_SBD, terms = apart(hidden, self._config, self._tp)
         for block in self.blocks.values():
@@ -105,25 +110,25 @@ class GptChunk(nn.Module):
                 terms = terms + more[0]
         if not self.part.is_last:
             return joined(x_SBD, terms, self._tp)
-        loss = self._loss(x_SBD, targets_SB)
-        if terms is None or not torch.is_grad_enabled():
-            return loss
-        # As the loss is a sum over tokens, the router's, a mean over them, counts as often.
-        return loss + router_loss(self._config, self._tp, terms) * (targets_SB >= 0).sum()
+        return self._losses(x_SBD, targets_SB, terms, sentences)
 
     def logits(self, tokens_SB: Tensor) -> Tensor:
         """What is predicted behind each token, [S, B, V], of a chunk that is the whole model."""
-        x_SBD = self._embed(tokens_SB, None, None)
+        x_SBD = self._embed(tokens_SB, None, None, None)
         for block in self.blocks.values():
             x_SBD, *_ = block(x_SBD, None, None)
         weight_VD, bias_V = self._output()
-        logits = column_linear(self._normed(x_SBD), weight_VD, bias_V, self._tp)
+        logits = column_linear(self._transformed(self.norm(x_SBD)), weight_VD, bias_V, self._tp)
         logits = logits * self._config.logit_scale
         cap = self._config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def _embed(
-        self, tokens_SB: Tensor, key: DropoutKey | None, documents: Documents | None
+        self,
+        tokens_SB: Tensor,
+        key: DropoutKey | None,
+        documents: Documents | None,
+        sentences: Sentences | None,
     ) -> Tensor:
         x_SBD = vocab_embedding(tokens_SB, self.tokens.weight, self._tp)
         if self._config.embedding_scale != 1.0:
@@ -131,16 +136,37 @@ class GptChunk(nn.Module):
         if self._config.learned_positions:
             x_SBD = x_SBD + self.positions(x_SBD.shape[0], documents)
         if self._config.segments:
-            x_SBD = x_SBD + self.segments()
+            segments_SB = None if sentences is None else sentences.segments
+            x_SBD = x_SBD + self.segments(segments_SB, x_SBD.shape[0])
         if self._config.embedding_norm:
             x_SBD = self.embedding_norm(x_SBD)
         keep = stream_mask(x_SBD, "embedding", self._config.dropout, self._tp, key)
         return x_SBD if keep is None else x_SBD * keep
 
+    def _losses(
+        self,
+        x_SBD: Tensor,
+        targets_SB: Tensor,
+        terms: Tensor | None,
+        sentences: Sentences | None,
+    ) -> Tensor:
+        """The tokens' summed loss; in training also that of sequences, where they have one."""
+        normed_SBD: Tensor = self.norm(x_SBD)
+        loss = self._loss(self._transformed(normed_SBD), targets_SB)
+        if not torch.is_grad_enabled():
+            return loss
+        if terms is not None:
+            # As the loss is a sum over tokens, the router's, a mean over them, counts as often.
+            loss = loss + router_loss(self._config, self._tp, terms) * (targets_SB >= 0).sum()
+        if self.order is None:
+            return loss
+        assert sentences is not None, "the data of a model that predicts their order has them"
+        return torch.stack((loss, self.order(normed_SBD, sentences.swapped)))
+
     def _loss(self, x_SBD: Tensor, targets_SB: Tensor) -> Tensor:
         weight_VD, bias_V = self._output()
         return vocab_loss(
-            self._normed(x_SBD),
+            x_SBD,
             weight_VD,
             targets_SB,
             self._tp,
@@ -150,10 +176,12 @@ class GptChunk(nn.Module):
             vocab_size=self._config.vocab_size,
         )
 
-    def _normed(self, x_SBD: Tensor) -> Tensor:
+    def _transformed(self, normed_SBD: Tensor) -> Tensor:
         """What is projected to the vocabulary."""
-        normed_SBD: Tensor = self.norm(x_SBD)
-        return normed_SBD if self.head_transform is None else self.head_transform(normed_SBD)
+        if self.head_transform is None:
+            return normed_SBD
+        transformed_SBD: Tensor = self.head_transform(normed_SBD)
+        return transformed_SBD
 
     def _output(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of the output projection."""

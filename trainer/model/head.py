@@ -1,11 +1,13 @@
-"""What an output projection may have besides its table: a layer before it, and a bias.
+"""What BERT has besides a table at its output: a layer before it, a bias, and a second loss.
 
-Source: BERT's masked language model (arXiv 1810.04805), as its code has it.
+Source: BERT (arXiv 1810.04805), as its code has it; what the second loss says is ALBERT's
+(arXiv 1909.11942, 3.1).
 """
 
 # S sequence, B micro-batch, D model width, V vocabulary.
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from trainer.model.config import GptConfig
 from trainer.model.fused import bias_activation
 from trainer.model.layers import Layer, Norm
 from trainer.parallel.mesh import Mesh
+from trainer.parallel.tensor import total
 
 
 class HeadTransform(Layer):
@@ -47,3 +50,33 @@ class VocabBias(Layer):
     def __init__(self, config: GptConfig, mesh: Mesh) -> None:
         super().__init__(config, mesh)
         self.weight = self.declare("weight", (config.table_rows,), init="zeros", shard_dim=0)
+
+
+class OrderHead(Layer):
+    """Predicts whether the two parts of a sequence are swapped; all ranks have all of it."""
+
+    def __init__(self, config: GptConfig, mesh: Mesh) -> None:
+        super().__init__(config, mesh)
+        self.pooler = _Linear(config, mesh, features=config.hidden)
+        self.classifier = _Linear(config, mesh, features=2)
+        self._wide = torch.promote_types(config.dtype, torch.float32)
+
+    def forward(self, x_SBD: Tensor, swapped_B: Tensor) -> Tensor:
+        """The sequences' summed loss, of the first token of each; the same on each tensor rank."""
+        logits = self.classifier(torch.tanh(self.pooler(x_SBD[0])))
+        loss = F.cross_entropy(logits.to(self._wide), swapped_B, reduction="sum")
+        if not self.tp.sequence_parallel:
+            return loss
+        # The first rank has the first tokens.
+        return total(loss * (self.comm.index == 0), self.comm)
+
+
+class _Linear(Layer):
+    def __init__(self, config: GptConfig, mesh: Mesh, *, features: int) -> None:
+        super().__init__(config, mesh)
+        shape = (features, config.hidden)
+        self.weight = self.declare("weight", shape, init="normal", std=config.init_std)
+        self.bias = self.declare("bias", (features,), init="zeros")
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        return F.linear(x_BD, self.weight, self.bias)

@@ -263,21 +263,28 @@ class PositionTable(Layer):
 
     def forward(self, num_positions: int, documents: Documents | None) -> Tensor:
         """Of so many tokens of this rank's, with or without a dim of the micro-batch."""
-        first = self.comm.index * num_positions if self.tp.sequence_parallel else 0
-        own = slice(first, first + num_positions)
+        own = _own_part(self, num_positions)
         if documents is not None:
             return F.embedding(documents.positions_SB[own], self.weight)
         return self.weight[own].unsqueeze(1)
 
 
 class SegmentTable(Layer):
-    """One learned row per segment, of which sequences have the first only."""
+    """One learned row per segment."""
 
     def __init__(self, config: GptConfig, mesh: Mesh) -> None:
         super().__init__(config, mesh)
         shape = (config.segments, config.hidden)
         self.weight = self.declare("weight", shape, init="normal", std=config.init_std)
 
-    def forward(self) -> Tensor:
-        """What every token gets, [D]."""
-        return self.weight[0]
+    def forward(self, segments_SB: Tensor | None, num_positions: int) -> Tensor:
+        """Of so many tokens of this rank's; without segments every token is of the first, [D]."""
+        if segments_SB is None:
+            return self.weight[0]
+        return F.embedding(segments_SB[_own_part(self, num_positions)], self.weight)
+
+
+def _own_part(layer: Layer, num_positions: int) -> slice:
+    """Which positions a rank has, that has so many."""
+    first = layer.comm.index * num_positions if layer.tp.sequence_parallel else 0
+    return slice(first, first + num_positions)

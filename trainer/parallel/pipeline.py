@@ -27,6 +27,18 @@ from trainer.parallel.timeline import timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sentences:
+    """The two parts of each sequence, whose order is predicted.
+
+    `segments` has 0 or 1 for each token, [S, B]; `swapped` 1 for each sequence whose second part
+    comes first, [B]. What the stage does not use may be empty.
+    """
+
+    segments: Tensor
+    swapped: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
     """What a replica reads for one micro-batch: [S, B] token ids.
 
@@ -38,6 +50,7 @@ class MicroBatch:
     tokens: Tensor
     targets: Tensor
     starts: Tensor | None = None
+    sentences: Sentences | None = None
     num_predicted: int = 0
 
 
@@ -45,8 +58,9 @@ class Chunk(Protocol):
     """What the engine needs of consecutive layers of a model.
 
     A call gives the hidden state for the next chunk, or the summed loss on the
-    last one. `hidden` is None for the first chunk. What a call and its backward
-    pass give is never a view of what they got: those buffers are used again.
+    last one; where sequences have a loss, too, both sums. `hidden` is None for the first
+    chunk. What a call and its backward pass give is never a view of what they got: those
+    buffers are used again.
     """
 
     def begin(self, step: int, micro_batch: int) -> None:
@@ -63,6 +77,7 @@ class Chunk(Protocol):
         hidden: Tensor | None,
         targets_SB: Tensor,
         starts_SB: Tensor | None,
+        sentences: Sentences | None,
         /,
     ) -> Tensor: ...
 
@@ -206,7 +221,8 @@ class PipelineEngine:
         """Run the schedule; gradients add up in the parameters.
 
         `replica` is whose micro-batches these are, None for the own ones. Returns the sum of
-        the micro-batches' losses times `loss_scale` on the last stage, zero elsewhere.
+        the micro-batches' losses times `loss_scale` on the last stage, zero elsewhere; where a
+        chunk gives two sums, `loss_scale` has a factor for each.
         """
         state = _Step(
             mail=self._mailbox,
@@ -265,9 +281,9 @@ class PipelineEngine:
             hidden = hidden.detach().requires_grad_(self._trains)
         chunk.begin(state.number, state.first_micro_batch + number)
         with self._computing(), torch.set_grad_enabled(self._trains):
-            output = chunk(batch.tokens, hidden, batch.targets, batch.starts)
+            output = chunk(batch.tokens, hidden, batch.targets, batch.starts, batch.sentences)
             if index == self._loss_chunk:
-                output = output * state.loss_scale
+                output = (output * state.loss_scale).sum()
         if index == self._loss_chunk:
             state.loss += output.detach()
         if self._trains:

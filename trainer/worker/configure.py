@@ -31,7 +31,7 @@ _ALIKE = (
     *("norm_eps", "init_std", "kv_heads", "vocab_rows", "block", "block_norms", "block_biases"),
     *("norm", "norm_bias", "norm_place", "norm_weight", "qk_norm", "activation", "rope_pattern"),
     *("window", "window_pattern", "attention_bias", "qkv_bias", "mlp_bias", "head_bias"),
-    *("head_transform", "segments"),
+    *("head_transform", "segments", "sentence_order"),
     *("embedding_scale", "embedding_norm", "attention_scale", "attention_softcap"),
     *("logit_softcap", "residual_scale", "logit_scale", "dropout", "attention_dropout"),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -21,10 +21,14 @@ from trainer.data.masking import Masking
 from trainer.data.node import NodeLoader, NodeSource, SplitId
 from trainer.data.packed import PackedSequences
 from trainer.data.prepare import prepare
+from trainer.data.sentences import SentenceOrder
 from trainer.data.step_batch import Wanted
 from trainer.data.tokens import BlendDataset, Rows, Sequences
 from trainer.parallel.mesh import Mesh
+from trainer.parallel.pipeline import MicroBatch
 from trainer.worker import configure
+
+Transform = Callable[[MicroBatch, int, Sequence[int | tuple[int, int]]], MicroBatch]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +118,34 @@ def _text(spec: JobSpec, path: Path, *, trains: bool) -> Split:
         num_replicas=spec.parallel.dp,
         seed=spec.seed,
     )
-    masking = _masking(spec, varies=trains)
-    return Split(dataset, plan, None if masking is None else masking.hide)
+    return Split(dataset, plan, _transform(spec, varies=trains))
+
+
+def _transform(spec: JobSpec, *, varies: bool) -> Transform | None:
+    """What is done to what was read; the order of sentences first, as tokens move for it."""
+    order, masking = _sentence_order(spec, varies=varies), _masking(spec, varies=varies)
+    if order is None or masking is None:
+        return None if masking is None else masking.hide
+
+    def transform(
+        batch: MicroBatch, step: int, samples: Sequence[int | tuple[int, int]]
+    ) -> MicroBatch:
+        return masking.hide(order.arrange(batch, step, samples), step, samples)
+
+    return transform
+
+
+def _sentence_order(spec: JobSpec, *, varies: bool) -> SentenceOrder | None:
+    given = spec.data.sentence_order
+    if given.cls_token is None or given.sep_token is None:
+        return None
+    return SentenceOrder(
+        cls_token=given.cls_token,
+        sep_token=given.sep_token,
+        ends=given.ends,
+        seed=spec.seed,
+        varies=varies,
+    )
 
 
 def _masking(spec: JobSpec, *, varies: bool) -> Masking | None:
@@ -237,7 +267,5 @@ def _split(spec: JobSpec, sources: list[Rows], blend: Blend, *, trains: bool) ->
         seed=spec.seed,
     )
     dataset = BlendDataset(sources, vocab_size=spec.model.vocab_size)
-    masking = _masking(spec, varies=trains)
-    transform = None if masking is None else masking.hide
     prefetch = dataset.prefetch if dataset.is_remote else None
-    return Split(dataset, plan, transform, prefetch=prefetch)
+    return Split(dataset, plan, _transform(spec, varies=trains), prefetch=prefetch)

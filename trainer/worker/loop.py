@@ -25,10 +25,10 @@ from outlast.perplexity import perplexity
 from outlast.skipped import StepRange, is_skipped, is_undone, num_skipped
 from trainer.optim.clip import clip_gradients, squared_norm_share
 from trainer.optim.norms import sum_in_order
-from trainer.parallel.pipeline import MicroBatch
 from trainer.recovery import non_finite
 from trainer.recovery.replay import Replay
 from trainer.worker.garbage import collect_after, collected_at_steps
+from trainer.worker.loss_factors import loss_factors, num_predicted
 from trainer.worker.state import TrainState
 
 
@@ -144,12 +144,12 @@ class TrainLoop:
         box.phase(Phase.DATA)
         state.data_parallel.prefetch()
         micro_batches = state.data.train.micro_batches(step)
-        predicted = self._num_predicted(micro_batches)
+        factors = loss_factors(state, micro_batches, scale)
 
         box.phase(Phase.FORWARD_BACKWARD)
         self._prepare_next(step, computes=True)
         state.data_parallel.begin_step(len(micro_batches))
-        loss = state.train_engine.run(micro_batches, scale / predicted, step=step)
+        loss = state.train_engine.run(micro_batches, factors, step=step)
 
         box.phase(Phase.GRADIENT_SYNC)
         self._prepare_next(step, computes=False)
@@ -195,23 +195,13 @@ class TrainLoop:
         if is_next and data.reads_elsewhere is computes:
             data.prepare(step + 1)
 
-    def _num_predicted(self, micro_batches: Sequence[MicroBatch]) -> float | Tensor:
-        """The tokens of the global batch that have a loss: the mean is over them."""
-        if not self._state.data.has_unpredicted:
-            return float(self._tokens)
-        replicas = self._mesh.dp
-        number = torch.tensor(_predicted(micro_batches), device=self._mesh.device)
-        if replicas.size > 1:
-            number = replicas.all_gather(number.view(1)).sum()
-        return number.clamp(min=1).double()
-
     def _replay_of(self, step: int, scale: float) -> Replay | None:
         """The comparison to make of this step, if it is the one that is done again."""
         replay = self._replay
         if replay is None or replay.step != step:
             return None
         own = self._state.data.train.micro_batches(step)
-        replay.compute_other(scale / self._num_predicted(own))
+        replay.compute_other(loss_factors(self._state, own, scale))
         return replay
 
     def _leave_out(self, step: int) -> Agreed | None:
@@ -361,7 +351,7 @@ class TrainLoop:
         for number in range(1, num_batches + 1):
             micro_batches = self._state.data.evaluation.micro_batches(number)
             total += self._state.eval_engine.run(micro_batches, 1.0 / (self._tokens * num_batches))
-            predicted += _predicted(micro_batches)
+            predicted += num_predicted(micro_batches)
         row = torch.stack((total, predicted))
         if self._mesh.at.tp > 0 or not self._mesh.is_last_stage:
             row.zero_()
@@ -388,11 +378,6 @@ class TrainLoop:
             file=sys.stderr,
             flush=True,
         )
-
-
-def _predicted(micro_batches: Sequence[MicroBatch]) -> int:
-    """How many tokens have a loss."""
-    return sum(batch.num_predicted for batch in micro_batches)
 
 
 def _combine(rows: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from checkpoint.core.ownership import Copies, Held, owned
 from checkpoint.stage.payload import NamedTensor
+from outlast.section import Section
 from outlast.sizing.partition import stage_parts
 from outlast.spec import JobSpec
 from trainer.core import schedule as schedules
@@ -370,8 +371,15 @@ def _layout(spec: JobSpec) -> dict[str, str]:
 
 
 def _masked(spec: JobSpec) -> dict[str, str]:
-    """Which tokens are hidden; nothing where none are."""
+    """Which tokens are hidden, and how sequences are cut; nothing where none are."""
     masked = spec.data.masked
     if not masked.fraction:
         return {}
-    return {f"data.masked.{name}": str(value) for name, value in masked.model_dump().items()}
+    sections: dict[str, Section] = {"masked": masked}
+    if spec.model.sentence_order:
+        sections["sentence_order"] = spec.data.sentence_order
+    return {
+        f"data.{section}.{name}": str(value)
+        for section, given in sections.items()
+        for name, value in given.model_dump().items()
+    }
