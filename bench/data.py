@@ -1,9 +1,10 @@
-"""One loader for all ranks of a node beside one in each rank, at 8 ranks; and the demo's waits.
+"""One loader for all ranks of a node beside one in each rank, at 8 ranks; and preparing tokens.
 
 Eight processes take the same steps of the same token file, each computing for a while in between,
 once with a loader of their own and once through the node's; the classes are those that jobs run.
 Measured are the batches that are read, CPU seconds of all processes and their memory. Then the
 demo's job trains without faults, and each rank's black box says in how many steps it waited.
+Making tokens, and orders of samples, are in `bench.preparing`.
 
     python -m bench.data [--steps 40] [--rounds 3]
 """
@@ -32,6 +33,7 @@ import numpy as np
 import torch
 import yaml
 
+from bench import preparing
 from bench.recovery.ours import controller
 from bench.results import Claim, write
 from outlast import local_socket
@@ -50,6 +52,7 @@ LAYOUTS = ({"tp": 8}, {"tp": 2, "dp": 4}, {"dp": 8}, {"tp": 2, "pp": 4})
 COMPUTE_S = 0.1
 # 256 MiB of uint16, mapped by all.
 NUM_TOKENS = 2**27
+CORPUS_BYTES = 64 * 2**20
 DEMO_DEADLINE_S = 900.0
 _FORK = get_context("fork")
 
@@ -72,7 +75,11 @@ def main() -> None:
             rows.append(_measure(folder, tokens, layout, mode, options.steps))
             print(_in_words(rows[-1]), flush=True)
         demo = _demo(folder, steps=20 if options.small else None)
-    write("data-part" if options.small else "data", [*rows, demo], [*_claims(rows), _of(demo)])
+        num_bytes = 2**20 if options.small else CORPUS_BYTES
+        made = preparing.preparing(folder, rounds=options.rounds, num_bytes=num_bytes)
+        made += preparing.orders()
+    claims = [*_claims(rows), _of(demo), *preparing.claims(made)]
+    write("data-part" if options.small else "data", [*rows, demo, *made], claims)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from outlast.tokens.files import open_source
 from outlast.tokens.index import read_index
 from tests.cli.running import outlast, outlast_json
 from trainer.data.corpus import run, units
+from trainer.data.corpus.tokenizer import load
 from trainer.data.corpus.units import documents, find_units
 
 TEXT = {"--text-field": "text"}
@@ -108,6 +109,27 @@ def test_an_interrupted_run_goes_on_and_ends_alike(
     assert again == whole
     for split in ("train.bin", "train.idx", "validation.bin", "validation.idx"):
         assert (tmp_path / "cut" / split).read_bytes() == (tmp_path / "whole" / split).read_bytes()
+
+
+def test_texts_together_are_tokenised_as_each_by_itself(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="test_every_document... takes bytes")
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, show_progress=False)
+    library.train_from_iterator(TEXTS, trainer)
+    path = str(tmp_path / "tokenizer.json")
+    library.save(path)
+    texts = [*TEXTS, "", "\N{SNOWMAN}\n" * 3]
+    tokenizer = load(path)
+    together = [ids.tolist() for ids in tokenizer.encode_all(texts)]
+    assert together == [tokenizer.encode(text).tolist() for text in texts]
+    # And so they are in a corpus of several batches, in one process with several threads.
+    corpus = lines(tmp_path / "a.jsonl", TEXTS * 180)
+    assert corpus.stat().st_size > 2 * run._BATCH_CHARACTERS
+    out, found = tmp_path / "out", order(corpus, tokenizer=path, fraction=0)
+    run.prepare(out, found, num_processes=3, done=lambda _: None)
+    expected = [id for text in TEXTS for id in tokenizer.encode(text).tolist()] * 180
+    assert open_source(str(out)).train.tokens().tolist() == expected
 
 
 def test_the_commands_prepare_and_show(tmp_path: Path) -> None:

@@ -101,7 +101,12 @@ def test_without_a_context_there_is_the_end_of_a_document() -> None:
         ask(question("", "ab"))
     tokenizer = load("byte")
     with_end = Tokenizer(
-        name="t", vocab_size=256, end_of_document=96, encode=tokenizer.encode, decode=str
+        name="t",
+        vocab_size=256,
+        end_of_document=96,
+        encode=tokenizer.encode,
+        encode_all=lambda texts: [tokenizer.encode(text) for text in texts],
+        decode=str,
     )
     table = Table()
     answer = answered(table, with_end, question("", "ab"))

@@ -10,17 +10,21 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+from functools import lru_cache
 from math import floor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outlast.tokens.index import TokenWriter, join_pairs, read_index
 from outlast.tokens.manifest import NAME, PARTS, Manifest, Split
@@ -29,6 +33,8 @@ from trainer.data.corpus.units import Unit, documents
 
 _SPLITS = ("train", "validation")
 _PIECE_BYTES = 1 << 22
+# Of text that is tokenised at once: enough for all threads, and not much memory.
+_BATCH_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +81,19 @@ def prepare(
 def _tokenize_all(
     parts: Path, order: Order, todo: list[int], num_processes: int, done: Callable[[int], None]
 ) -> None:
+    num_workers = max(1, min(num_processes, len(todo)))
     # Never forked: what else runs in this process must not be copied.
-    pool = ProcessPoolExecutor(num_processes, get_context("spawn"))
+    pool = ProcessPoolExecutor(
+        num_workers,
+        get_context("spawn"),
+        initializer=_share_processors,
+        initargs=(max(1, num_processes // num_workers),),
+    )
     running: dict[Future[None], int] = {}
     try:
         while todo or running:
             # A few at a time: a corpus may have a million files.
-            while todo and len(running) < 2 * num_processes:
+            while todo and len(running) < 2 * num_workers:
                 number = todo.pop(0)
                 running[pool.submit(_tokenize, parts / str(number), order, number)] = number
             for each in wait(running, return_when=FIRST_COMPLETED).done:
@@ -121,16 +133,22 @@ def _alone(parts: Path) -> Iterator[None]:
         yield
 
 
+def _share_processors(num_threads: int) -> None:
+    """How many threads the tokenizer library has in this process: more where units are few."""
+    os.environ["RAYON_NUM_THREADS"] = str(num_threads)
+    os.environ["TOKENIZERS_PARALLELISM"] = str(num_threads > 1).lower()
+
+
 def _tokenize(part: Path, order: Order, number: int) -> None:
     """One unit, in a process of its own."""
-    tokenizer, fraction = load(order.tokenizer), Fraction(str(order.validation_fraction))
+    tokenizer, fraction = _loaded(order.tokenizer), Fraction(str(order.validation_fraction))
     partial = part.with_name(f"{part.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     writers = {split: TokenWriter(partial / split, tokenizer.token_type) for split in _SPLITS}
     end = tokenizer.end_of_document
-    for place, texts in enumerate(documents(order.units[number], order.fields)):
-        parts = [tokenizer.encode(text) for text in texts]
+    found = documents(order.units[number], order.fields)
+    for place, parts in enumerate(_encoded(found, tokenizer)):
         if end is not None:
             parts[-1] = np.append(parts[-1], end)
         if not len(parts[-1]):
@@ -142,6 +160,34 @@ def _tokenize(part: Path, order: Order, number: int) -> None:
     for writer in writers.values():
         writer.close()
     partial.rename(part)
+
+
+@lru_cache(maxsize=1)
+def _loaded(name: str) -> Tokenizer:
+    return load(name)
+
+
+def _encoded(
+    found: Iterable[tuple[str, ...]], tokenizer: Tokenizer
+) -> Iterator[list[NDArray[Any]]]:
+    """The ids of each document's texts, of some documents at a time."""
+    waiting: list[tuple[str, ...]] = []
+    size = 0
+    for texts in found:
+        waiting.append(texts)
+        size += sum(map(len, texts))
+        if size >= _BATCH_CHARACTERS:
+            yield from _all_encoded(waiting, tokenizer)
+            waiting, size = [], 0
+    yield from _all_encoded(waiting, tokenizer)
+
+
+def _all_encoded(
+    found: Sequence[tuple[str, ...]], tokenizer: Tokenizer
+) -> Iterator[list[NDArray[Any]]]:
+    ids = iter(tokenizer.encode_all([text for texts in found for text in texts]))
+    for texts in found:
+        yield [next(ids) for _ in texts]
 
 
 def _join(folder: Path, parts: Path, order: Order, tokenizer: Tokenizer) -> Manifest:

@@ -23,6 +23,8 @@ class Tokenizer:
     vocab_size: int
     end_of_document: int | None
     encode: Callable[[str], NDArray[Any]]
+    encode_all: Callable[[Sequence[str]], list[NDArray[Any]]]
+    """The same of several texts, in a fraction of the time."""
     decode: Callable[[Sequence[int]], str]
 
     @property
@@ -39,7 +41,12 @@ def load(name: str) -> Tokenizer:
     """
     if name == "byte":
         return Tokenizer(
-            name=name, vocab_size=256, end_of_document=None, encode=_bytes, decode=_text
+            name=name,
+            vocab_size=256,
+            end_of_document=None,
+            encode=_bytes,
+            encode_all=lambda texts: [_bytes(text) for text in texts],
+            decode=_text,
         )
     path = Path(name)
     path = path / "tokenizer.json" if path.is_dir() else path
@@ -63,11 +70,17 @@ def load(name: str) -> Tokenizer:
         # Training adds nothing but the end of a document.
         return np.array(library.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
+    def encode_all(texts: Sequence[str]) -> list[NDArray[Any]]:
+        # Without the place of each token in the text.
+        found = library.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(each.ids, dtype=np.int32) for each in found]
+
     return Tokenizer(
         name=str(path.resolve()),
         vocab_size=library.get_vocab_size(),
         end_of_document=ends[0] if ends else None,
         encode=encode,
+        encode_all=encode_all,
         decode=lambda ids: str(library.decode(list(ids))),
     )
 

@@ -20,7 +20,7 @@ LINES_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _SUFFIXES = (*TEXT_SUFFIXES, *LINES_SUFFIXES, parquet.SUFFIX)
 # Small enough that the last units of a corpus keep all processes busy, large enough that starting
 # one costs nothing.
-_UNIT_BYTES = 64 << 20
+_UNIT_BYTES = 16 << 20
 # A line is in memory as a whole; none of a corpus of text is this long.
 _MAX_LINE_BYTES = 1 << 30
 _BUFFER_BYTES = 1 << 20
