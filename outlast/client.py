@@ -16,12 +16,11 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 from outlast.code.sending import with_code
 from outlast.errors import FatalError, RetryableError
-from outlast.problems import FieldProblem, SpecError
+from outlast.grpc_details import details
+from outlast.problems import SpecError
 from outlast.spec.message import spec_message
 from outlast.specfile import read_document
 from outlast.v1 import common_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2, ranks_pb2
@@ -289,6 +288,17 @@ class Client:
         request = ranks_pb2.ReadStacksRequest(job_id=job_id, rank=rank, native=native)
         return self._stream(self._ranks.ReadStacks, request)
 
+    def profile(
+        self, job_id: str, rank: int, *, seconds: float, rate: int = 100, native: bool = False
+    ) -> ranks_pb2.RecordProfileResponse:
+        """Where a rank that runs is in the next seconds, sampled so many times in each."""
+        request = ranks_pb2.RecordProfileRequest(
+            job_id=job_id, rank=rank, seconds=seconds, rate=rate, native=native
+        )
+        # A node has half a minute more than the recording to answer.
+        timeout_s = seconds + 2 * CALL_TIMEOUT_S
+        return self._call(self._ranks.RecordProfile, request, timeout_s=timeout_s)
+
     def incidents(
         self, job_id: str = "", *, newest: int = 0, brief: bool = False
     ) -> tuple[incidents_pb2.Incident, ...]:
@@ -352,7 +362,7 @@ class Client:
 
     def _explained(self, error: Any) -> Exception:
         code, message = error.code(), error.details() or ""
-        problems, reason = _details(error)
+        problems, reason = details(error)
         if problems:
             return SpecError(problems)
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -378,21 +388,3 @@ def address_in(state_dir: Path) -> str:
         raise UnavailableError(
             f"no controller runs on {state_dir}: {path} cannot be read; start one with `outlast up`"
         ) from error
-
-
-def _details(error: grpc.RpcError) -> tuple[tuple[FieldProblem, ...], str]:
-    """Field problems and the reason out of an error's details."""
-    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # a failed call is its error
-    problems: list[FieldProblem] = []
-    reason = ""
-    for detail in status.details if status is not None else ():
-        request = error_details_pb2.BadRequest()
-        info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(request):
-            problems.extend(
-                FieldProblem(field=violation.field, message=violation.description)
-                for violation in request.field_violations
-            )
-        elif detail.Unpack(info):
-            reason = info.reason
-    return tuple(problems), reason

@@ -19,6 +19,8 @@ from outlast.v1.ranks_pb2_grpc import RanksServicer
 
 # In one answer, some 1 MB and 20 ms of work.
 MOST = 4_096
+# Of a profile, so that it fits into one message.
+MOST_SECONDS, MOST_SAMPLES = 60, 250
 
 
 class RanksService(RanksServicer):
@@ -91,6 +93,35 @@ class RanksService(RanksServicer):
                 context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), reason="STACKS_LIMIT"
             )
 
+    async def RecordProfile(
+        self, request: ranks_pb2.RecordProfileRequest, context: Context
+    ) -> ranks_pb2.RecordProfileResponse:
+        """Where a rank that runs is, for some seconds from now."""
+        job = await self._known(request.job_id, context)
+        last = job.plan.world_size - 1
+        if not 0 <= request.rank <= last:
+            await bad_field(context, "rank", f"is {request.rank}; allowed: 0 to {last}")
+        if not 1 <= request.seconds <= MOST_SECONDS:
+            what = f"is {request.seconds:g}; allowed: 1 to {MOST_SECONDS}"
+            await bad_field(context, "seconds", what)
+        if not 1 <= request.rate <= MOST_SAMPLES:
+            await bad_field(context, "rate", f"is {request.rate}; allowed: 1 to {MOST_SAMPLES}")
+        asked = jobs_pb2.LogsRequest(job_id=request.job_id, rank=request.rank)
+        recording = agents_pb2.Recording(seconds=request.seconds, rate=request.rate)
+        kind = agents_pb2.LogQuery(recording=recording, native=request.native)
+        message, why = ranks_pb2.RecordProfileResponse(), "it does not run now"
+        try:
+            async for found in self._logs.read(asked, kind=kind):
+                message, why = _profile_message(found)
+        except (SlowReaderError, TooManyQueriesError) as error:
+            await abort(
+                context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), reason="PROFILE_LIMIT"
+            )
+        if why:
+            why = f"rank {request.rank} of {request.job_id} has no profile: {why}"
+            await abort(context, grpc.StatusCode.FAILED_PRECONDITION, why, reason="NO_PROFILE")
+        return message
+
     async def _known(self, name: str, context: Context) -> JobRecord:
         job = self._service.state.jobs.get(JobId(name))
         if job is None:
@@ -122,6 +153,20 @@ def _stacks_message(found: jobs_pb2.LogsResponse) -> ranks_pb2.ReadStacksRespons
         return message
     message.location, message.text = stacks.location, stacks.text
     return message
+
+
+def _profile_message(found: jobs_pb2.LogsResponse) -> tuple[ranks_pb2.RecordProfileResponse, str]:
+    """An answer, or why it has no profile."""
+    message = ranks_pb2.RecordProfileResponse(node=found.node, attempt=found.attempt)
+    if found.HasField("missing"):
+        return message, f"{found.node}: {found.missing.reason}"
+    try:
+        profile = agents_pb2.RankProfile.FromString(found.data)
+    except DecodeError:
+        # Of an agent that knows of logs only, this is one.
+        return message, "its agent is of a version that does not record profiles"
+    message.speedscope = profile.speedscope
+    return message, profile.problem
 
 
 def _times_message(found: jobs_pb2.LogsResponse) -> ranks_pb2.ReadTimesResponse:

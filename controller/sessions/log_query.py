@@ -58,6 +58,7 @@ class LogQuery:
         """`kind` says what is asked for, where it is not logs."""
         self.request = request
         self.kind = kind or agents_pb2.LogQuery()
+        self._answer_limit_s = ANSWER_LIMIT_S + self.kind.recording.seconds
         self.query_id = query_id
         # Nodes whose session ended while they were followed: asked again when they are back.
         self.left: dict[NodeId, None] = {}
@@ -183,8 +184,8 @@ class LogQuery:
             return silence if view.is_late else ""
         if now_s - heard_s >= ANSWER_S:
             return silence
-        if now_s - asked.heard_s >= ANSWER_LIMIT_S:
-            return f"it did not answer within {ANSWER_LIMIT_S:.0f} s"
+        if now_s - asked.heard_s >= self._answer_limit_s:
+            return f"it did not answer within {self._answer_limit_s:.0f} s"
         return ""
 
     def _say_it_is_missing(self, node: NodeId, why: str) -> None:

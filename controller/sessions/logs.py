@@ -74,7 +74,7 @@ class LogQueries:
         """Logs of a job that exists, until they end; when followed, until the job ends.
 
         Where `kind` has `times` the data of each response is a `RankTimes` of a rank instead, where
-        it has `stacks` a `RankStacks`.
+        it has `stacks` a `RankStacks`, and where it has a `recording` a `RankProfile`.
 
         A node that does not answer has a response of its own in their place (`missing`).
 

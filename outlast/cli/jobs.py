@@ -14,6 +14,7 @@ from outlast.cli.errors import CliError
 from outlast.cli.folders import DEFAULT_STATE_DIR
 from outlast.cli.logs import logs
 from outlast.cli.options import AnyJobName, Controller, JobName, Json, StateDir
+from outlast.cli.profile import profile
 from outlast.cli.stacks import stacks
 from outlast.cli.submit import submit
 from outlast.cli.trace import trace
@@ -31,7 +32,8 @@ def register(app: typer.Typer) -> None:
     """Add the commands about jobs, in the order in which `--help` lists them."""
     app.command()(submit)
     app.command("jobs")(list_jobs)
-    for command in (status, watch, logs, curve, track, trace, stacks, cancel, pause, resume):
+    shown = (status, watch, logs, curve, track, trace, stacks, profile)
+    for command in (*shown, cancel, pause, resume):
         app.command()(command)
 
 

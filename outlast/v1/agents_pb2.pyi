@@ -625,9 +625,30 @@ class CommandResult(google.protobuf.message.Message):
 global___CommandResult = CommandResult
 
 @typing.final
-class RankStacks(google.protobuf.message.Message):
-    """Where a process stood before it was stopped."""
+class RankProfile(google.protobuf.message.Message):
+    """Where a process stood before it was stopped.
+    A profile of a rank, or why there is none.
+    """
 
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SPEEDSCOPE_FIELD_NUMBER: builtins.int
+    PROBLEM_FIELD_NUMBER: builtins.int
+    speedscope: builtins.bytes
+    """In the JSON of speedscope, gzipped: a sampled profile of each thread."""
+    problem: builtins.str
+    def __init__(
+        self,
+        *,
+        speedscope: builtins.bytes = ...,
+        problem: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["problem", b"problem", "speedscope", b"speedscope"]) -> None: ...
+
+global___RankProfile = RankProfile
+
+@typing.final
+class RankStacks(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RANK_FIELD_NUMBER: builtins.int
@@ -1080,6 +1101,7 @@ class LogQuery(google.protobuf.message.Message):
     TIMES_FIELD_NUMBER: builtins.int
     STACKS_FIELD_NUMBER: builtins.int
     NATIVE_FIELD_NUMBER: builtins.int
+    RECORDING_FIELD_NUMBER: builtins.int
     query_id: builtins.str
     job_id: builtins.str
     rank: builtins.int
@@ -1100,6 +1122,12 @@ class LogQuery(google.protobuf.message.Message):
     """
     native: builtins.bool
     """With native frames, for which each rank stands still while it is looked at."""
+    @property
+    def recording(self) -> global___Recording:
+        """Instead of its output, where the rank is in the next seconds: a RankProfile in the data of one
+        chunk, with native frames where `native` says so.
+        """
+
     def __init__(
         self,
         *,
@@ -1114,12 +1142,32 @@ class LogQuery(google.protobuf.message.Message):
         times: builtins.bool = ...,
         stacks: builtins.bool = ...,
         native: builtins.bool = ...,
+        recording: global___Recording | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "cancel", b"cancel", "follow", b"follow", "job_id", b"job_id", "native", b"native", "query_id", b"query_id", "rank", b"rank", "stacks", b"stacks", "tail_bytes", b"tail_bytes", "times", b"times", "timestamps", b"timestamps"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank", "recording", b"recording"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "cancel", b"cancel", "follow", b"follow", "job_id", b"job_id", "native", b"native", "query_id", b"query_id", "rank", b"rank", "recording", b"recording", "stacks", b"stacks", "tail_bytes", b"tail_bytes", "times", b"times", "timestamps", b"timestamps"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
 
 global___LogQuery = LogQuery
+
+@typing.final
+class Recording(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: builtins.int
+    RATE_FIELD_NUMBER: builtins.int
+    seconds: builtins.float
+    rate: builtins.int
+    """Samples a second."""
+    def __init__(
+        self,
+        *,
+        seconds: builtins.float = ...,
+        rate: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["rate", b"rate", "seconds", b"seconds"]) -> None: ...
+
+global___Recording = Recording
 
 @typing.final
 class LogChunk(google.protobuf.message.Message):

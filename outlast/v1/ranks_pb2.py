@@ -26,7 +26,7 @@ from outlast.v1 import common_pb2 as outlast_dot_v1_dot_common__pb2
 from outlast.v1 import jobs_pb2 as outlast_dot_v1_dot_jobs__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16outlast/v1/ranks.proto\x12\noutlast.v1\x1a\x17outlast/v1/common.proto\x1a\x15outlast/v1/jobs.proto\"O\n\x11ReadStacksRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\x04rank\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06native\x18\x03 \x01(\x08\x42\x07\n\x05_rank\"\x8b\x01\n\x12ReadStacksResponse\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\x10\n\x08location\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12(\n\x07missing\x18\x06 \x01(\x0b\x32\x17.outlast.v1.MissingLogs\"O\n\x10ReadTimesRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\x04rank\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x42\x07\n\x05_rank\"\x90\x01\n\x11ReadTimesResponse\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12$\n\x05times\x18\x04 \x01(\x0b\x32\x15.outlast.v1.RankTimes\x12(\n\x07missing\x18\x05 \x01(\x0b\x32\x17.outlast.v1.MissingLogs\"a\n\tRankTimes\x12.\n\noperations\x18\x01 \x03(\x0b\x32\x1a.outlast.v1.TimedOperation\x12$\n\x05steps\x18\x02 \x03(\x0b\x32\x15.outlast.v1.TimedStep\"o\n\x0eTimedOperation\x12\n\n\x02op\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\x05\x12\x10\n\x08start_ns\x18\x05 \x01(\x03\x12\x0e\n\x06\x65nd_ns\x18\x06 \x01(\x03\";\n\tTimedStep\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x10\n\x08start_ns\x18\x02 \x01(\x03\x12\x0e\n\x06\x65nd_ns\x18\x03 \x01(\x03\"?\n\x10ListRanksRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x05\x12\x0c\n\x04most\x18\x03 \x01(\x05\"\x88\x01\n\x11ListRanksResponse\x12\x1f\n\x05ranks\x18\x01 \x03(\x0b\x32\x10.outlast.v1.Rank\x12\x11\n\tnum_ranks\x18\x02 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\n\n\x02tp\x18\x04 \x01(\x05\x12\n\n\x02pp\x18\x05 \x01(\x05\x12\n\n\x02\x64p\x18\x06 \x01(\x05\x12\n\n\x02\x65p\x18\x07 \x01(\x05\"\x99\x03\n\x04Rank\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\n\n\x02tp\x18\x03 \x01(\x05\x12\n\n\x02pp\x18\x04 \x01(\x05\x12\n\n\x02\x64p\x18\x05 \x01(\x05\x12\r\n\x05phase\x18\x06 \x01(\t\x12\x16\n\x0e\x63ompleted_step\x18\x07 \x01(\x03\x12\x12\n\nstep_age_s\x18\x08 \x01(\x01\x12\x34\n\x0elast_operation\x18\t \x01(\x0b\x32\x1c.outlast.v1.WaitingOperation\x12\x11\n\tstalled_s\x18\n \x01(\x01\x12\x15\n\rstall_limit_s\x18\x0b \x01(\x01\x12\x15\n\rprocess_state\x18\x0c \x01(\t\x12.\n\x07\x65ntered\x18\r \x03(\x0b\x32\x1d.outlast.v1.Rank.EnteredEntry\x12$\n\x05split\x18\x0e \x01(\x0b\x32\x15.outlast.v1.StepSplit\x12\x19\n\x11peak_memory_bytes\x18\x0f \x01(\x03\x1a.\n\x0c\x45nteredEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"q\n\x10WaitingOperation\x12\n\n\x02op\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\x05\x12\x11\n\tis_inside\x18\x05 \x01(\x08\x12\r\n\x05\x61ge_s\x18\x06 \x01(\x01\x32\xec\x01\n\x05Ranks\x12H\n\tListRanks\x12\x1c.outlast.v1.ListRanksRequest\x1a\x1d.outlast.v1.ListRanksResponse\x12J\n\tReadTimes\x12\x1c.outlast.v1.ReadTimesRequest\x1a\x1d.outlast.v1.ReadTimesResponse0\x01\x12M\n\nReadStacks\x12\x1d.outlast.v1.ReadStacksRequest\x1a\x1e.outlast.v1.ReadStacksResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16outlast/v1/ranks.proto\x12\noutlast.v1\x1a\x17outlast/v1/common.proto\x1a\x15outlast/v1/jobs.proto\"c\n\x14RecordProfileRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12\x0c\n\x04rate\x18\x04 \x01(\x05\x12\x0e\n\x06native\x18\x05 \x01(\x08\"J\n\x15RecordProfileResponse\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x03\x12\x12\n\nspeedscope\x18\x03 \x01(\x0c\"O\n\x11ReadStacksRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\x04rank\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0e\n\x06native\x18\x03 \x01(\x08\x42\x07\n\x05_rank\"\x8b\x01\n\x12ReadStacksResponse\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\x10\n\x08location\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12(\n\x07missing\x18\x06 \x01(\x0b\x32\x17.outlast.v1.MissingLogs\"O\n\x10ReadTimesRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\x04rank\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x42\x07\n\x05_rank\"\x90\x01\n\x11ReadTimesResponse\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12$\n\x05times\x18\x04 \x01(\x0b\x32\x15.outlast.v1.RankTimes\x12(\n\x07missing\x18\x05 \x01(\x0b\x32\x17.outlast.v1.MissingLogs\"a\n\tRankTimes\x12.\n\noperations\x18\x01 \x03(\x0b\x32\x1a.outlast.v1.TimedOperation\x12$\n\x05steps\x18\x02 \x03(\x0b\x32\x15.outlast.v1.TimedStep\"o\n\x0eTimedOperation\x12\n\n\x02op\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\x05\x12\x10\n\x08start_ns\x18\x05 \x01(\x03\x12\x0e\n\x06\x65nd_ns\x18\x06 \x01(\x03\";\n\tTimedStep\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x10\n\x08start_ns\x18\x02 \x01(\x03\x12\x0e\n\x06\x65nd_ns\x18\x03 \x01(\x03\"?\n\x10ListRanksRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x05\x12\x0c\n\x04most\x18\x03 \x01(\x05\"\x88\x01\n\x11ListRanksResponse\x12\x1f\n\x05ranks\x18\x01 \x03(\x0b\x32\x10.outlast.v1.Rank\x12\x11\n\tnum_ranks\x18\x02 \x01(\x05\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\n\n\x02tp\x18\x04 \x01(\x05\x12\n\n\x02pp\x18\x05 \x01(\x05\x12\n\n\x02\x64p\x18\x06 \x01(\x05\x12\n\n\x02\x65p\x18\x07 \x01(\x05\"\x99\x03\n\x04Rank\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\n\n\x02tp\x18\x03 \x01(\x05\x12\n\n\x02pp\x18\x04 \x01(\x05\x12\n\n\x02\x64p\x18\x05 \x01(\x05\x12\r\n\x05phase\x18\x06 \x01(\t\x12\x16\n\x0e\x63ompleted_step\x18\x07 \x01(\x03\x12\x12\n\nstep_age_s\x18\x08 \x01(\x01\x12\x34\n\x0elast_operation\x18\t \x01(\x0b\x32\x1c.outlast.v1.WaitingOperation\x12\x11\n\tstalled_s\x18\n \x01(\x01\x12\x15\n\rstall_limit_s\x18\x0b \x01(\x01\x12\x15\n\rprocess_state\x18\x0c \x01(\t\x12.\n\x07\x65ntered\x18\r \x03(\x0b\x32\x1d.outlast.v1.Rank.EnteredEntry\x12$\n\x05split\x18\x0e \x01(\x0b\x32\x15.outlast.v1.StepSplit\x12\x19\n\x11peak_memory_bytes\x18\x0f \x01(\x03\x1a.\n\x0c\x45nteredEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"q\n\x10WaitingOperation\x12\n\n\x02op\x18\x01 \x01(\t\x12\r\n\x05group\x18\x02 \x01(\t\x12\x10\n\x08sequence\x18\x03 \x01(\x03\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\x05\x12\x11\n\tis_inside\x18\x05 \x01(\x08\x12\r\n\x05\x61ge_s\x18\x06 \x01(\x01\x32\xc2\x02\n\x05Ranks\x12H\n\tListRanks\x12\x1c.outlast.v1.ListRanksRequest\x1a\x1d.outlast.v1.ListRanksResponse\x12J\n\tReadTimes\x12\x1c.outlast.v1.ReadTimesRequest\x1a\x1d.outlast.v1.ReadTimesResponse0\x01\x12M\n\nReadStacks\x12\x1d.outlast.v1.ReadStacksRequest\x1a\x1e.outlast.v1.ReadStacksResponse0\x01\x12T\n\rRecordProfile\x12 .outlast.v1.RecordProfileRequest\x1a!.outlast.v1.RecordProfileResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,30 +35,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RANK_ENTEREDENTRY']._loaded_options = None
   _globals['_RANK_ENTEREDENTRY']._serialized_options = b'8\001'
-  _globals['_READSTACKSREQUEST']._serialized_start=86
-  _globals['_READSTACKSREQUEST']._serialized_end=165
-  _globals['_READSTACKSRESPONSE']._serialized_start=168
-  _globals['_READSTACKSRESPONSE']._serialized_end=307
-  _globals['_READTIMESREQUEST']._serialized_start=309
-  _globals['_READTIMESREQUEST']._serialized_end=388
-  _globals['_READTIMESRESPONSE']._serialized_start=391
-  _globals['_READTIMESRESPONSE']._serialized_end=535
-  _globals['_RANKTIMES']._serialized_start=537
-  _globals['_RANKTIMES']._serialized_end=634
-  _globals['_TIMEDOPERATION']._serialized_start=636
-  _globals['_TIMEDOPERATION']._serialized_end=747
-  _globals['_TIMEDSTEP']._serialized_start=749
-  _globals['_TIMEDSTEP']._serialized_end=808
-  _globals['_LISTRANKSREQUEST']._serialized_start=810
-  _globals['_LISTRANKSREQUEST']._serialized_end=873
-  _globals['_LISTRANKSRESPONSE']._serialized_start=876
-  _globals['_LISTRANKSRESPONSE']._serialized_end=1012
-  _globals['_RANK']._serialized_start=1015
-  _globals['_RANK']._serialized_end=1424
-  _globals['_RANK_ENTEREDENTRY']._serialized_start=1378
-  _globals['_RANK_ENTEREDENTRY']._serialized_end=1424
-  _globals['_WAITINGOPERATION']._serialized_start=1426
-  _globals['_WAITINGOPERATION']._serialized_end=1539
-  _globals['_RANKS']._serialized_start=1542
-  _globals['_RANKS']._serialized_end=1778
+  _globals['_RECORDPROFILEREQUEST']._serialized_start=86
+  _globals['_RECORDPROFILEREQUEST']._serialized_end=185
+  _globals['_RECORDPROFILERESPONSE']._serialized_start=187
+  _globals['_RECORDPROFILERESPONSE']._serialized_end=261
+  _globals['_READSTACKSREQUEST']._serialized_start=263
+  _globals['_READSTACKSREQUEST']._serialized_end=342
+  _globals['_READSTACKSRESPONSE']._serialized_start=345
+  _globals['_READSTACKSRESPONSE']._serialized_end=484
+  _globals['_READTIMESREQUEST']._serialized_start=486
+  _globals['_READTIMESREQUEST']._serialized_end=565
+  _globals['_READTIMESRESPONSE']._serialized_start=568
+  _globals['_READTIMESRESPONSE']._serialized_end=712
+  _globals['_RANKTIMES']._serialized_start=714
+  _globals['_RANKTIMES']._serialized_end=811
+  _globals['_TIMEDOPERATION']._serialized_start=813
+  _globals['_TIMEDOPERATION']._serialized_end=924
+  _globals['_TIMEDSTEP']._serialized_start=926
+  _globals['_TIMEDSTEP']._serialized_end=985
+  _globals['_LISTRANKSREQUEST']._serialized_start=987
+  _globals['_LISTRANKSREQUEST']._serialized_end=1050
+  _globals['_LISTRANKSRESPONSE']._serialized_start=1053
+  _globals['_LISTRANKSRESPONSE']._serialized_end=1189
+  _globals['_RANK']._serialized_start=1192
+  _globals['_RANK']._serialized_end=1601
+  _globals['_RANK_ENTEREDENTRY']._serialized_start=1555
+  _globals['_RANK_ENTEREDENTRY']._serialized_end=1601
+  _globals['_WAITINGOPERATION']._serialized_start=1603
+  _globals['_WAITINGOPERATION']._serialized_end=1716
+  _globals['_RANKS']._serialized_start=1719
+  _globals['_RANKS']._serialized_end=2041
 # @@protoc_insertion_point(module_scope)

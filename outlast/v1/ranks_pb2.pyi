@@ -15,6 +15,60 @@ import typing
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
+class RecordProfileRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    RATE_FIELD_NUMBER: builtins.int
+    NATIVE_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    rank: builtins.int
+    seconds: builtins.float
+    """1 to 60."""
+    rate: builtins.int
+    """Samples a second, 1 to 250."""
+    native: builtins.bool
+    """With native frames, for which the rank stands still at each sample."""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        rank: builtins.int = ...,
+        seconds: builtins.float = ...,
+        rate: builtins.int = ...,
+        native: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "native", b"native", "rank", b"rank", "rate", b"rate", "seconds", b"seconds"]) -> None: ...
+
+global___RecordProfileRequest = RecordProfileRequest
+
+@typing.final
+class RecordProfileResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    SPEEDSCOPE_FIELD_NUMBER: builtins.int
+    node: builtins.str
+    attempt: builtins.int
+    speedscope: builtins.bytes
+    """In the JSON of speedscope (https://www.speedscope.app), gzipped: a sampled profile of each
+    thread, waiting included, so that each is as long as the recording.
+    """
+    def __init__(
+        self,
+        *,
+        node: builtins.str = ...,
+        attempt: builtins.int = ...,
+        speedscope: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "node", b"node", "speedscope", b"speedscope"]) -> None: ...
+
+global___RecordProfileResponse = RecordProfileResponse
+
+@typing.final
 class ReadStacksRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

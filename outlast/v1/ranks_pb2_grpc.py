@@ -50,6 +50,11 @@ class RanksStub(object):
                 request_serializer=outlast_dot_v1_dot_ranks__pb2.ReadStacksRequest.SerializeToString,
                 response_deserializer=outlast_dot_v1_dot_ranks__pb2.ReadStacksResponse.FromString,
                 _registered_method=True)
+        self.RecordProfile = channel.unary_unary(
+                '/outlast.v1.Ranks/RecordProfile',
+                request_serializer=outlast_dot_v1_dot_ranks__pb2.RecordProfileRequest.SerializeToString,
+                response_deserializer=outlast_dot_v1_dot_ranks__pb2.RecordProfileResponse.FromString,
+                _registered_method=True)
 
 
 class RanksServicer(object):
@@ -78,6 +83,13 @@ class RanksServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RecordProfile(self, request, context):
+        """RecordProfile samples where a rank that runs is, for some seconds, and then sends it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RanksServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +107,11 @@ def add_RanksServicer_to_server(servicer, server):
                     servicer.ReadStacks,
                     request_deserializer=outlast_dot_v1_dot_ranks__pb2.ReadStacksRequest.FromString,
                     response_serializer=outlast_dot_v1_dot_ranks__pb2.ReadStacksResponse.SerializeToString,
+            ),
+            'RecordProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordProfile,
+                    request_deserializer=outlast_dot_v1_dot_ranks__pb2.RecordProfileRequest.FromString,
+                    response_serializer=outlast_dot_v1_dot_ranks__pb2.RecordProfileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -179,6 +196,33 @@ class Ranks(object):
             '/outlast.v1.Ranks/ReadStacks',
             outlast_dot_v1_dot_ranks__pb2.ReadStacksRequest.SerializeToString,
             outlast_dot_v1_dot_ranks__pb2.ReadStacksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outlast.v1.Ranks/RecordProfile',
+            outlast_dot_v1_dot_ranks__pb2.RecordProfileRequest.SerializeToString,
+            outlast_dot_v1_dot_ranks__pb2.RecordProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

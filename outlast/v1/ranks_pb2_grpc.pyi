@@ -41,6 +41,12 @@ class RanksStub:
     ]
     """ReadStacks sends where each rank that runs stands now."""
 
+    RecordProfile: grpc.UnaryUnaryMultiCallable[
+        outlast.v1.ranks_pb2.RecordProfileRequest,
+        outlast.v1.ranks_pb2.RecordProfileResponse,
+    ]
+    """RecordProfile samples where a rank that runs is, for some seconds, and then sends it."""
+
 class RanksAsyncStub:
     """Ranks shows what each rank of a job does."""
 
@@ -63,6 +69,12 @@ class RanksAsyncStub:
         outlast.v1.ranks_pb2.ReadStacksResponse,
     ]
     """ReadStacks sends where each rank that runs stands now."""
+
+    RecordProfile: grpc.aio.UnaryUnaryMultiCallable[
+        outlast.v1.ranks_pb2.RecordProfileRequest,
+        outlast.v1.ranks_pb2.RecordProfileResponse,
+    ]
+    """RecordProfile samples where a rank that runs is, for some seconds, and then sends it."""
 
 class RanksServicer(metaclass=abc.ABCMeta):
     """Ranks shows what each rank of a job does."""
@@ -92,5 +104,13 @@ class RanksServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[outlast.v1.ranks_pb2.ReadStacksResponse], collections.abc.AsyncIterator[outlast.v1.ranks_pb2.ReadStacksResponse]]:
         """ReadStacks sends where each rank that runs stands now."""
+
+    @abc.abstractmethod
+    def RecordProfile(
+        self,
+        request: outlast.v1.ranks_pb2.RecordProfileRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[outlast.v1.ranks_pb2.RecordProfileResponse, collections.abc.Awaitable[outlast.v1.ranks_pb2.RecordProfileResponse]]:
+        """RecordProfile samples where a rank that runs is, for some seconds, and then sends it."""
 
 def add_RanksServicer_to_server(servicer: RanksServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

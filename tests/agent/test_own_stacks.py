@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent.workers import stacks
+from controller.agent.workers import py_spy, stacks
 from outlast.v1 import agents_pb2
 from tests.agent.harness import REPOSITORY, AgentProcess, FakeController, start_job, wait_for
 
-needs_tool = pytest.mark.skipif(stacks._tool() is None, reason="py-spy is not installed")
+needs_tool = pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed")
 
 # A thread that starts a program waits, not to be woken, until the program has been begun; and
 # that one first opens a pipe to which nobody writes.
 UNWAKABLE = """
 import asyncio, ctypes, os, sys, threading, time
-from controller.agent.workers import stacks
+from controller.agent.workers import py_spy, stacks
 from controller.agent.workers.processes import process_state
 
 pipe = sys.argv[1].encode()
@@ -111,7 +111,7 @@ def test_a_look_at_the_agent_ends_by_itself(
     endless = tmp_path / "py-spy"
     endless.write_text("#!/bin/sh\nexec sleep 60\n")
     endless.chmod(0o755)
-    monkeypatch.setattr(stacks, "_tool", lambda: str(endless))
+    monkeypatch.setattr(py_spy, "find", lambda: str(endless))
     monkeypatch.setattr(stacks, "OWN_LOOK_S", 0.1)
     done = threading.Event()
     uploads = threading.Thread(target=done.wait, name="checkpoint-upload-job")

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent.workers import stacks
+from controller.agent.workers import py_spy
 from controller.agent.workers.worker import Worker
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import WorkerFiles
 from tests.agent.test_logs import answers
 
-needs_tool = pytest.mark.skipif(stacks._tool() is None, reason="py-spy is not installed")
+needs_tool = pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed")
 
 PROGRAM = """
 import sys

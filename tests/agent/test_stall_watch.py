@@ -21,7 +21,7 @@ from controller.agent.observe.host import Host
 from controller.agent.observe.metrics.host import Folders
 from controller.agent.observe.oom import OomKills
 from controller.agent.observe.stall_watch import StallWatch
-from controller.agent.workers import stacks
+from controller.agent.workers import py_spy, stacks
 from controller.agent.workers.processes import process_state
 from controller.agent.workers.worker import Worker
 from outlast.blackbox import Group, Op, Phase, StepRecord, Writer
@@ -126,7 +126,7 @@ def sleeper(tmp_path: Path) -> Iterator[int]:
     process.stdout.close()
 
 
-@pytest.mark.skipif(stacks._tool() is None, reason="py-spy is not installed")
+@pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed")
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["asleep", "stopped"])
 def test_stacks_of_a_process_are_kept_whatever_it_does(
     tmp_path: Path, sleeper: int, is_stopped: bool
@@ -147,14 +147,14 @@ def test_stacks_of_a_process_are_kept_whatever_it_does(
 def test_without_the_tool_the_state_remains(
     tmp_path: Path, sleeper: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stacks, "_tool", lambda: None)
+    monkeypatch.setattr(py_spy, "find", lambda: None)
     with worker_of(tmp_path, sleeper) as (worker, _):
         _, found = asyncio.run(stacks.collect([worker]))
     assert found.location.startswith("asleep at ")
     assert "outlast[stacks]" in found.text
 
 
-@pytest.mark.skipif(stacks._tool() is None, reason="py-spy is not installed")
+@pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed")
 def test_without_descriptors_the_state_remains(
     tmp_path: Path, sleeper: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +168,7 @@ def test_without_descriptors_the_state_remains(
     assert found[1].text.startswith(f"process {sleeper}: asleep")
 
 
-@pytest.mark.skipif(stacks._tool() is None, reason="py-spy is not installed")
+@pytest.mark.skipif(py_spy.find() is None, reason="py-spy is not installed")
 def test_what_takes_too_long_is_left_out_and_the_state_remains(
     tmp_path: Path, sleeper: int
 ) -> None:

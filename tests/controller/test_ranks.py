@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -129,5 +130,37 @@ def test_stacks_come_from_the_agents_of_a_job(tmp_path: Path) -> None:
             bad = ranks_pb2.ReadStacksRequest(job_id=job_id, rank=2)
             with pytest.raises(grpc.aio.AioRpcError, match="rank: is 2; allowed: 0 to 1"):
                 await stub.ReadStacks(bad).read()
+
+    asyncio.run(scenario())
+
+
+def test_a_profile_is_sent_or_why_there_is_none(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            first, second = await bench.add_agents(2)
+            job_id = await bench.start_job()
+            first.logs = agents_pb2.RankProfile(speedscope=b"gzipped").SerializeToString()
+            second.logs = agents_pb2.RankProfile(problem="py-spy: no").SerializeToString()
+            stub = RanksStub(bench.channel)
+
+            async def record(**changes: Any) -> ranks_pb2.RecordProfileResponse:
+                usual = {"job_id": job_id, "rank": 0, "seconds": 2.5, "rate": 100}
+                request = ranks_pb2.RecordProfileRequest(**{**usual, **changes})
+                return await stub.RecordProfile(request)
+
+            found = await record()
+            assert (found.node, found.speedscope) == ("n0", b"gzipped")
+            for changes, why in (
+                ({"rank": 1}, "rank 1 of .* has no profile: py-spy: no"),
+                ({"rank": 2}, "rank: is 2; allowed: 0 to 1"),
+                ({"seconds": 0.5}, "seconds: is 0.5; allowed: 1 to 60"),
+                ({"rate": 251}, "rate: is 251; allowed: 1 to 250"),
+                ({"job_id": "other"}, "outlast jobs"),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError, match=why):
+                    await record(**changes)
+            second.logs = b"\xff some output"
+            with pytest.raises(grpc.aio.AioRpcError, match="does not record profiles"):
+                await record(rank=1)
 
     asyncio.run(scenario())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -32,6 +33,12 @@ def test_a_stopped_rank_is_named_with_the_stacks_of_all(
     brief = outlast("stacks", job_id, "--brief", *where).stdout.splitlines()
     assert [line.split()[:2] for line in brief[1:]] == [["0", "node-0"], ["1", "node-1"]]
     assert "train_step" in outlast("stacks", job_id, "--rank", "1", *where).stdout
+    file = process.state_dir / "ranks.speedscope.json"
+    both = ("--rank", "1", "--rank", "0", "--seconds", "1")
+    profile = outlast("profile", job_id, *both, "--output", str(file), *where)
+    assert profile.stdout.split()[:5] == ["RANK", "1", "RANK", "0", "FUNCTION"]
+    threads = json.loads(file.read_text())["profiles"]
+    assert threads[0]["name"].startswith("rank 1: Thread")
     assert cluster.job(job_id).attempt == 1
     stopped = cluster.presents(job_id, 1)[1]
     os.kill(stopped.pid, signal.SIGSTOP)

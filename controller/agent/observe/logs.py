@@ -20,7 +20,7 @@ from controller.agent.observe.log_files import read_log
 from controller.agent.observe.log_times import LogTimes
 from controller.agent.observe.rank_times import rank_times
 from controller.agent.session import SessionLostError
-from controller.agent.workers import stacks
+from controller.agent.workers import profiles, stacks
 from controller.agent.workers.worker import Worker
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import ALL_LOGS, WorkerFiles, log_rank
@@ -122,6 +122,9 @@ class Logs:
         if query.stacks:
             await self._send_stacks(query, rank)
             return
+        if query.HasField("recording"):
+            await self._send_profiles(query, rank)
+            return
         wanted = min(query.tail_bytes or DEFAULT_TAIL_BYTES, MAX_TAIL_BYTES)
         after = (query.attempt or _newest_attempt(job_dir)) - 1
         sources = {
@@ -159,20 +162,35 @@ class Logs:
                 await self._send(agents_pb2.AgentMessage(log_chunk=chunk))
 
     async def _send_stacks(self, query: agents_pb2.LogQuery, rank: int | None) -> None:
-        workers = [
+        for worker, found in await stacks.look(self._running_of(query, rank), native=query.native):
+            found.text = found.text[:_MAX_STACKS]
+            await self._send_about(worker, query, found)
+
+    async def _send_profiles(self, query: agents_pb2.LogQuery, rank: int | None) -> None:
+        for worker in self._running_of(query, rank):
+            found = await profiles.record(worker, query.recording, native=query.native)
+            await self._send_about(worker, query, found)
+
+    def _running_of(self, query: agents_pb2.LogQuery, rank: int | None) -> list[Worker]:
+        return [
             each
             for each in self._running()
-            if each.job_id == query.job_id and rank in (None, each.rank)
+            if each.job_id == query.job_id and each.pid and rank in (None, each.rank)
         ]
-        for worker, found in await stacks.look(workers, native=query.native):
-            found.text = found.text[:_MAX_STACKS]
-            chunk = agents_pb2.LogChunk(
-                query_id=query.query_id,
-                rank=worker.rank,
-                attempt=worker.attempt,
-                data=found.SerializeToString(),
-            )
-            await self._send(agents_pb2.AgentMessage(log_chunk=chunk))
+
+    async def _send_about(
+        self,
+        worker: Worker,
+        query: agents_pb2.LogQuery,
+        found: agents_pb2.RankStacks | agents_pb2.RankProfile,
+    ) -> None:
+        chunk = agents_pb2.LogChunk(
+            query_id=query.query_id,
+            rank=worker.rank,
+            attempt=worker.attempt,
+            data=found.SerializeToString(),
+        )
+        await self._send(agents_pb2.AgentMessage(log_chunk=chunk))
 
     async def _send_new(self, query: agents_pb2.LogQuery, sources: list[_Source]) -> None:
         for source in sources:

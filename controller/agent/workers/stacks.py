@@ -15,19 +15,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import shutil
 import signal
-import subprocess
 import sys
-import sysconfig
 import threading
 import time
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO
 
-from controller.agent.workers.processes import process_state, wait_gone
+from controller.agent.workers import py_spy
+from controller.agent.workers.processes import process_state
 from controller.agent.workers.worker import Worker
 from diagnostics.core.stacks import location_of
 from outlast import private
@@ -62,7 +59,7 @@ _STATES = {
     "Z": "dead",
 }
 _UNWAKABLE = "D"
-_NO_TOOL = "no stacks: py-spy is not installed on this node (pip install 'outlast[stacks]')\n"
+_NO_TOOL = f"no stacks: {py_spy.MISSING}\n"
 _TOO_SLOW = "no stacks: reading them took longer than {:g} s\n"
 _LOOK_S = 0.05
 
@@ -158,12 +155,12 @@ def _described(worker: Worker, dump: str, why_not: str) -> agents_pb2.RankStacks
 
 async def _dump(pid: int, ways: Sequence[str] = ("--native", "--nonblocking")) -> tuple[str, str]:
     """What py-spy prints of a process, and why that is less than it should be."""
-    tool = _tool()
+    tool = py_spy.find()
     if tool is None:
         return "", _NO_TOOL
     problem = ""
     for how in ways:
-        code, output, error = await _run(tool, "dump", how, "--pid", str(pid))
+        code, output, error = await py_spy.run(tool, "dump", how, "--pid", str(pid))
         if code == 0:
             return output, problem
         problem += f"py-spy dump {how}: {error}\n"
@@ -173,7 +170,7 @@ async def _dump(pid: int, ways: Sequence[str] = ("--native", "--nonblocking")) -
 async def _collect_own(gate: asyncio.Semaphore) -> tuple[str, str]:
     """What py-spy prints of this agent, and why it does not."""
     async with gate:
-        tool = _tool()
+        tool = py_spy.find()
         if tool is None:
             return "", _NO_TOOL
         stuck = [
@@ -187,63 +184,13 @@ async def _collect_own(gate: asyncio.Semaphore) -> tuple[str, str]:
         command = (*bounded, tool, "dump", "--native", "--pid", str(os.getpid()))
         reason = ""
         for _ in range(OWN_LOOKS):
-            code, output, reason = await _run(*command)
+            code, output, reason = await py_spy.run(*command)
             if code == 0:
                 return output, ""
             if code == -signal.SIGALRM:
                 reason = f"took over {OWN_LOOK_S:g} s"
                 break
         return "", f"no native frames: py-spy dump --native: {reason}\n"
-
-
-async def _run(*command: str) -> tuple[int, str, str]:
-    """Exit code of a command, what it prints, and the first line of its errors.
-
-    Without memory or descriptors for it, a stop goes on without stacks.
-    """
-    try:
-        return await _output_of(*command)
-    except OSError as error:
-        return 1, "", str(error)
-
-
-async def _output_of(*command: str) -> tuple[int, str, str]:
-    # Files in memory: pipes would have to be emptied meanwhile, and asyncio's own way to wait
-    # for a process takes a thread, which there may not be.
-    with (
-        _memory_file("stacks-output") as output,
-        _memory_file("stacks-error") as error,
-    ):
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=error)
-        try:
-            await wait_gone(process.pid)
-        finally:
-            if process.poll() is None:
-                process.kill()
-                await wait_gone(process.pid)
-            code = process.wait()
-        output.seek(0)
-        error.seek(0)
-        text = output.read().decode(errors="replace")
-        return code, text, _first_line(error.read())
-
-
-def _memory_file(name: str) -> IO[bytes]:
-    handle = os.memfd_create(name)
-    try:
-        return open(handle, "w+b")
-    except BaseException:
-        os.close(handle)
-        raise
-
-
-def _first_line(error: bytes) -> str:
-    return error.decode(errors="replace").partition("\n")[0]
-
-
-def _tool() -> str | None:
-    """py-spy, of this Python's installation or of the path."""
-    return shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")
 
 
 def _kernel_location(pid: int) -> str:
