@@ -6,6 +6,8 @@ What does not belong here: what a request means, which the gRPC services decide.
 from __future__ import annotations
 
 import functools
+import gzip
+import json
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -35,8 +37,9 @@ from outlast.problems import SpecError
 from outlast.spec import JobSpec
 from outlast.spec.message import struct_of
 from outlast.specfile import SpecFileError, parse_document
+from outlast.speedscope import own_shares
 from outlast.trace.heat import Measure
-from outlast.v1 import common_pb2, jobs_pb2
+from outlast.v1 import common_pb2, jobs_pb2, ranks_pb2
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -45,6 +48,9 @@ _MOST_JOBS = 1000
 _MOST_POINTS = 20_000
 _MOST_ROWS, _MOST_TRACKS = 10_000, 256
 _LOG_BYTES = range(1, 16 << 20)
+_PROFILE_SECONDS, _PROFILE_RATE = range(1, 61), 100
+# A node has half a minute more than the recording to answer.
+_PROFILE_ANSWER_S = 45.0
 _STEPS = range(2**53)
 
 
@@ -70,6 +76,8 @@ class Api:
             ("GET", "/jobs/{job_id}/events", self._events),
             ("GET", "/jobs/{job_id}/heat-map", self._heat_map),
             ("GET", "/jobs/{job_id}/timeline", self._timeline),
+            ("GET", "/jobs/{job_id}/stacks", self._stacks),
+            ("GET", "/jobs/{job_id}/profile", self._profile),
             ("GET", "/jobs/{job_id}/logs", self._logs),
             ("GET", "/jobs/{job_id}/logs/events", self._follow_logs),
         ]
@@ -177,6 +185,31 @@ class Api:
         job_id = request.path_params["job_id"]
         return JSONResponse(await step_timeline(self._gateway, job_id, step, first, most))
 
+    async def _stacks(self, request: Request) -> Response:
+        given = request.query_params
+        check_names("parameter", given, ("rank",))
+        asked = ranks_pb2.ReadStacksRequest(job_id=request.path_params["job_id"])
+        if "rank" in given:
+            asked.rank = whole_number(given, "rank", 0, range(2**31))
+        found = self._gateway.stream(method("Ranks/ReadStacks"), asked)
+        return JSONResponse({"ranks": [as_json(each) async for each in found]})
+
+    async def _profile(self, request: Request) -> Response:
+        given = request.query_params
+        check_names("parameter", given, ("rank", "seconds"))
+        seconds = whole_number(given, "seconds", 5, _PROFILE_SECONDS)
+        asked = ranks_pb2.RecordProfileRequest(
+            job_id=request.path_params["job_id"],
+            rank=whole_number(given, "rank", 0, range(2**31)),
+            seconds=seconds,
+            rate=_PROFILE_RATE,
+        )
+        answer = await self._gateway.call(
+            method("Ranks/RecordProfile"), asked, timeout_s=seconds + _PROFILE_ANSWER_S
+        )
+        assert isinstance(answer, ranks_pb2.RecordProfileResponse)
+        return JSONResponse(await run_in_threadpool(_profile, answer))
+
     async def _logs(self, request: Request) -> Response:
         asked = _logs_request(request, follow=False)
         chunks = [
@@ -247,6 +280,21 @@ def _logs_request(request: Request, *, follow: bool) -> jobs_pb2.LogsRequest:
     if "rank" in given:
         asked.rank = whole_number(given, "rank", 0, range(2**31))
     return asked
+
+
+def _profile(answer: ranks_pb2.RecordProfileResponse) -> dict[str, Any]:
+    document = json.loads(gzip.decompress(answer.speedscope))
+    shares = own_shares(document)
+    functions = [
+        {"name": place.name, "file": place.file, "share": shares[place]}
+        for place in sorted(shares, key=lambda each: -shares[each])
+    ]
+    return {
+        "node": answer.node,
+        "attempt": answer.attempt,
+        "functions": functions,
+        "speedscope": document,
+    }
 
 
 def _job_events(message: Message) -> Iterator[Event]:

@@ -74,7 +74,9 @@ class Gateway:
         if self._channel is not None:
             await self._channel.close(grace=None)
 
-    async def call(self, method: MethodDescriptor, request: Message) -> Message:
+    async def call(
+        self, method: MethodDescriptor, request: Message, *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> Message:
         """The one answer of a method.
 
         Raises:
@@ -87,7 +89,7 @@ class Gateway:
             response_deserializer=GetMessageClass(method.output_type).FromString,
         )
         try:
-            return cast(Message, await call(request, timeout=CALL_TIMEOUT_S))
+            return cast(Message, await call(request, timeout=timeout_s))
         except grpc.aio.AioRpcError as error:
             raise _explained(error) from error
 

@@ -13,7 +13,7 @@ import outlast
 from controller.web.messages import STRUCT, is_map, name_of
 from controller.web.routes import CALLS, ROOT, Call
 from outlast.trace.heat import Measure
-from outlast.v1 import common_pb2, jobs_pb2
+from outlast.v1 import common_pb2, jobs_pb2, ranks_pb2
 
 Schema = dict[str, Any]
 
@@ -213,6 +213,31 @@ OWN = (
     ),
     Own(
         verb="GET",
+        path="/jobs/{job_id}/stacks",
+        what="Where each rank that runs stands now, or one.",
+        parameters={"rank": _INTEGER},
+        answer=_object(
+            ranks={"type": "array", "items": _message(ranks_pb2.ReadStacksResponse.DESCRIPTOR)}
+        ),
+    ),
+    Own(
+        verb="GET",
+        path="/jobs/{job_id}/profile",
+        what="Where a rank is in the next `seconds`: the share of its main thread's time that each "
+        "function itself has, and the recording as a document of speedscope.",
+        parameters={"rank": _INTEGER, "seconds": _INTEGER},
+        answer=_object(
+            node=_STRING,
+            attempt=_INTEGER,
+            functions={
+                "type": "array",
+                "items": _object(name=_STRING, file=_STRING, share=_NUMBER),
+            },
+            speedscope={"type": "object"},
+        ),
+    ),
+    Own(
+        verb="GET",
         path="/jobs/{job_id}/logs",
         what="The last `tail_bytes` of the output of each rank, or of one.",
         parameters=_LOGS,
@@ -259,7 +284,11 @@ def document() -> dict[str, Any]:
 
 
 def _answers() -> tuple[Descriptor, ...]:
-    return (jobs_pb2.CheckFitResponse.DESCRIPTOR, jobs_pb2.LogsResponse.DESCRIPTOR)
+    return (
+        jobs_pb2.CheckFitResponse.DESCRIPTOR,
+        jobs_pb2.LogsResponse.DESCRIPTOR,
+        ranks_pb2.ReadStacksResponse.DESCRIPTOR,
+    )
 
 
 def _of_call(call: Call, schemas: dict[str, Schema]) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +19,7 @@ from starlette.routing import Route, Router
 from controller.web.gateway import reachable
 from controller.web.pages import SameSite
 from controller.web.parameters import MAX_BODY_BYTES
-from outlast.v1 import ranks_pb2
+from outlast.v1 import agents_pb2, ranks_pb2
 from tests.controller.fakes import DEADLINE_S, Lab, lab, submit_request
 
 SPEC = {"name": "small", "steps": 10, "parallel": {"dp": 1}, "resources": {"workers_per_node": 1}}
@@ -154,6 +156,45 @@ def test_logs_are_text(tmp_path: Path) -> None:
         bench.agents[0].logs = b"caf\xc3\xa9 \xff\n"
         chunks = (await got(client, f"/jobs/{job_id}/logs", rank=0))["chunks"]
         assert [chunk["text"] for chunk in chunks if chunk["text"]] == ["café \ufffd\n"]
+
+    run(tmp_path, scenario)
+
+
+def test_stacks_and_a_profile_of_a_rank(tmp_path: Path) -> None:
+    async def scenario(bench: Lab, client: httpx.AsyncClient) -> None:
+        job_id = await bench.start_job()
+        stacks = agents_pb2.RankStacks(rank=1, location="running at step", text="Thread 1")
+        bench.agents[1].logs = stacks.SerializeToString()
+        (rank,) = (await got(client, f"/jobs/{job_id}/stacks", rank=1))["ranks"]
+        assert (rank["node"], rank["location"], rank["text"]) == (
+            "n1",
+            "running at step",
+            "Thread 1",
+        )
+        thread = {
+            "name": 'Thread 1 "MainThread"',
+            "samples": [[0, 1], [0]],
+            "weights": [0.03, 0.01],
+        }
+        frames = [{"name": "main", "file": "a.py"}, {"name": "step", "file": "b.py"}]
+        document = {"shared": {"frames": frames}, "profiles": [thread]}
+        profile = agents_pb2.RankProfile(speedscope=gzip.compress(json.dumps(document).encode()))
+        bench.agents[0].logs = profile.SerializeToString()
+        found = await got(client, f"/jobs/{job_id}/profile", rank=0, seconds=1)
+        assert (found["node"], found["speedscope"]) == ("n0", document)
+        assert found["functions"] == [
+            {"name": "step", "file": "b.py", "share": 0.75},
+            {"name": "main", "file": "a.py", "share": 0.25},
+        ]
+        bench.agents[0].logs = agents_pb2.RankProfile(problem="py-spy: no").SerializeToString()
+        for query, status, why in (
+            ({"rank": 0}, 409, "rank 0 of .* has no profile: py-spy: no"),
+            ({"rank": 2}, 400, "rank: is 2; allowed: 0 to 1"),
+            ({"seconds": 61}, 400, "seconds"),
+        ):
+            answer = await client.get(f"/api/v1/jobs/{job_id}/profile", params=query)
+            assert answer.status_code == status
+            assert re.search(why, answer.json()["error"]["message"] + str(answer.json()))
 
     run(tmp_path, scenario)
 

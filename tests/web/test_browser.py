@@ -132,9 +132,13 @@ def test_the_rank_that_holds_up_the_others_is_named(
         canvas.focus()
         canvas.press("ArrowRight")
         visit.shows("pp 0, dp 1, tp 0")
+        visit.page.get_by_role("button", name="Stacks").click()
+        visit.page.locator("pre.stacks", has_text="train_step").wait_for()
     finally:
         os.kill(pid, signal.SIGCONT)
     visit.page.locator(".banner.bad").wait_for(state="detached")
+    visit.page.get_by_role("button", name="Profile for 5 s").click()
+    visit.page.get_by_role("button", name="Save for speedscope").wait_for()
     visit.is_fit_for_all()
 
 

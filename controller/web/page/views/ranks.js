@@ -5,6 +5,7 @@ import { bytes, count, duration, words } from "/page/format.js";
 import { colorOf, heatColor, heatOf, median } from "/page/heat.js";
 import { awaitedBy, groupOf, heldUpBy, operationInWords } from "/page/layout.js";
 import { useWidth } from "/page/plane.js";
+import { Look } from "/page/views/look.js";
 import {
   Failure, html, Link, Loading, useEffect, useMemo, usePolled, useRef, useState,
 } from "/page/ui.js";
@@ -249,7 +250,8 @@ export function RanksView({ name }) {
       <section><${Cube} data=${data} heat=${found.heat} chosen=${shownChosen} choose=${setChosen} culprits=${culprits.map(([rank]) => rank)} /></section>
       <section>
         ${shownChosen !== null && html`<h2>Rank ${shownChosen}</h2>
-          <${Chosen} data=${data} rank=${data.ranks[shownChosen]} waits=${awaited.get(shownChosen)} values=${found.values} measure=${measure} choose=${setChosen} />`}
+          <${Chosen} data=${data} rank=${data.ranks[shownChosen]} waits=${awaited.get(shownChosen)} values=${found.values} measure=${measure} choose=${setChosen} />
+          <${Look} key=${shownChosen} name=${name} rank=${shownChosen} />`}
         <${Highest} data=${data} heat=${found.heat} values=${found.values} measure=${measure} choose=${setChosen} />
       </section>
     </div>`;
