@@ -289,7 +289,7 @@ class Client:
         return self._stream(self._ranks.ReadStacks, request)
 
     def profile(
-        self, job_id: str, rank: int, *, seconds: float, rate: int = 100, native: bool = False
+        self, job_id: str, rank: int, *, seconds: int, rate: int = 100, native: bool = False
     ) -> ranks_pb2.RecordProfileResponse:
         """Where a rank that runs is in the next seconds, sampled so many times in each."""
         request = ranks_pb2.RecordProfileRequest(

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 Document = dict[str, Any]
-# Without a name where the program has no module of threads, and so no other thread.
-_MAIN = ('"MainThread"', '""')
 
 
 class Place(NamedTuple):
@@ -27,24 +25,25 @@ def merged(profiles: Mapping[str, Document]) -> Document:
     """One document of several, whose threads are named by what each is of; the main ones first."""
     frames: list[Any] = []
     threads: list[Document] = []
+    others: list[Document] = []
     for owner, document in profiles.items():
         offset = len(frames)
         frames += document["shared"]["frames"]
-        threads += [
-            {
-                **thread,
-                "name": f"{owner}: {thread['name']}",
-                "samples": [[frame + offset for frame in stack] for stack in thread["samples"]],
-            }
-            for thread in document["profiles"]
-        ]
-    threads.sort(key=lambda thread: not thread["name"].endswith(_MAIN))
+        main = _main_thread(document)
+        for thread in document["profiles"]:
+            (threads if thread is main else others).append(
+                {
+                    **thread,
+                    "name": f"{owner}: {thread['name']}",
+                    "samples": [[each + offset for each in stack] for stack in thread["samples"]],
+                }
+            )
     return {
         "$schema": "https://www.speedscope.app/file-format-schema.json",
         "name": ", ".join(profiles),
         "activeProfileIndex": 0,
         "shared": {"frames": frames},
-        "profiles": threads,
+        "profiles": [*threads, *others],
     }
 
 
@@ -52,12 +51,17 @@ def own_shares(document: Document) -> dict[Place, float]:
     """Of a main thread's time, the share that each function itself has, its callees left out."""
     seconds: dict[Place, float] = defaultdict(float)
     frames = document["shared"]["frames"]
-    for thread in document["profiles"]:
-        if not thread["name"].endswith(_MAIN):
-            continue
-        for stack, weight in zip(thread["samples"], thread["weights"], strict=True):
-            if stack:
-                frame = frames[stack[-1]]
-                seconds[Place(frame["name"], frame.get("file") or "")] += weight
+    main = _main_thread(document)
+    for stack, weight in zip(main["samples"], main["weights"], strict=True) if main else ():
+        if stack:
+            frame = frames[stack[-1]]
+            seconds[Place(frame["name"], frame.get("file") or "")] += weight
     total = sum(seconds.values())
     return {place: each / total for place, each in seconds.items()}
+
+
+def _main_thread(document: Document) -> Document | None:
+    threads: list[Document] = document["profiles"]
+    named = (each for each in threads if each["name"].endswith('"MainThread"'))
+    # A program without the module of threads does not name its only one.
+    return next(named, threads[0] if len(threads) == 1 else None)

@@ -28,9 +28,18 @@ def _write_segments(model: ModelSpec) -> Fields:
 _SEGMENTS = Mixed(theirs=("type_vocab_size",), read=_read_segments, write=_write_segments)
 # Without and with the head for the order of sentences.
 _CLASSES = {False: "BertForMaskedLM", True: "BertForPreTraining"}
+
+
+def _read_order(config: Config) -> Fields:
+    has_order = config.get("architectures") == [_CLASSES[True]]
+    if has_order and config.get("type_vocab_size", 2) == 1:
+        raise refused("type_vocab_size", 1, f"allowed with {_CLASSES[True]}: 2 or more")
+    return {"sentence_order": has_order}
+
+
 _ORDER = Mixed(
     theirs=("architectures",),
-    read=lambda config: {"sentence_order": config.get("architectures") == [_CLASSES[True]]},
+    read=_read_order,
     write=lambda model: {"architectures": [_CLASSES[model.sentence_order]]},
 )
 # What a base model has besides.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -102,7 +103,7 @@ class RanksService(RanksServicer):
         if not 0 <= request.rank <= last:
             await bad_field(context, "rank", f"is {request.rank}; allowed: 0 to {last}")
         if not 1 <= request.seconds <= MOST_SECONDS:
-            what = f"is {request.seconds:g}; allowed: 1 to {MOST_SECONDS}"
+            what = f"is {request.seconds}; allowed: 1 to {MOST_SECONDS}"
             await bad_field(context, "seconds", what)
         if not 1 <= request.rate <= MOST_SAMPLES:
             await bad_field(context, "rate", f"is {request.rate}; allowed: 1 to {MOST_SAMPLES}")
@@ -111,8 +112,11 @@ class RanksService(RanksServicer):
         kind = agents_pb2.LogQuery(recording=recording, native=request.native)
         message, why = ranks_pb2.RecordProfileResponse(), "it does not run now"
         try:
-            async for found in self._logs.read(asked, kind=kind):
-                message, why = _profile_message(found)
+            async with aclosing(self._logs.read(asked, kind=kind)) as answers:
+                async for found in answers:
+                    message, why = _profile_message(found)
+                    if not why:
+                        break
         except (SlowReaderError, TooManyQueriesError) as error:
             await abort(
                 context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), reason="PROFILE_LIMIT"
@@ -159,14 +163,15 @@ def _profile_message(found: jobs_pb2.LogsResponse) -> tuple[ranks_pb2.RecordProf
     """An answer, or why it has no profile."""
     message = ranks_pb2.RecordProfileResponse(node=found.node, attempt=found.attempt)
     if found.HasField("missing"):
-        return message, f"{found.node}: {found.missing.reason}"
+        reason = found.missing.reason
+        return message, f"{found.node}: {reason}" if found.node else reason
     try:
         profile = agents_pb2.RankProfile.FromString(found.data)
     except DecodeError:
         # Of an agent that knows of logs only, this is one.
         return message, "its agent is of a version that does not record profiles"
     message.speedscope = profile.speedscope
-    return message, profile.problem
+    return message, profile.problem or ("" if profile.speedscope else "its agent sent none")
 
 
 def _times_message(found: jobs_pb2.LogsResponse) -> ranks_pb2.ReadTimesResponse:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 
 from controller.core.edge.edge import Edge
 from controller.core.records import JobRecord
@@ -70,7 +70,7 @@ class LogQueries:
 
     async def read(
         self, request: jobs_pb2.LogsRequest, *, kind: agents_pb2.LogQuery | None = None
-    ) -> AsyncIterator[jobs_pb2.LogsResponse]:
+    ) -> AsyncGenerator[jobs_pb2.LogsResponse]:
         """Logs of a job that exists, until they end; when followed, until the job ends.
 
         Where `kind` has `times` the data of each response is a `RankTimes` of a rank instead, where

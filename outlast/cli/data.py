@@ -101,8 +101,8 @@ def prepare(
         fields=fields,
         validation_fraction=validation_fraction,
     )
-    processes = min(processes or os.cpu_count() or 1, len(order.units))
-    made = _run(output_folder.expanduser(), order, processes, json)
+    # Fewer processes where files are few; then each has several threads.
+    made = _run(output_folder.expanduser(), order, processes or os.cpu_count() or 1, json)
     facts = _prepared(made, output_folder, corpus, time.monotonic() - began_s)
     if json:
         output.print_json(facts)

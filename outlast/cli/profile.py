@@ -5,11 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +18,10 @@ from outlast.cli.connect import controller_of, find_job
 from outlast.cli.errors import CliError
 from outlast.cli.folders import DEFAULT_STATE_DIR
 from outlast.cli.options import AnyJobName, Controller, StateDir
+
+if TYPE_CHECKING:
+    from outlast.client import Client
+    from outlast.v1.ranks_pb2 import RecordProfileResponse
 
 # Beside each other in a table of 80 columns; each is recorded by a process on its node.
 _MOST_RANKS = 8
@@ -34,8 +37,8 @@ def profile(
         ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=1, max=60, metavar="S", help="How long.")
-    ] = 10.0,
+        int, typer.Option("--seconds", min=1, max=60, metavar="S", help="How long.")
+    ] = 10,
     rate: Annotated[
         int, typer.Option("--rate", min=1, max=250, metavar="N", help="Samples a second.")
     ] = 100,
@@ -60,19 +63,67 @@ def profile(
     ranks = list(dict.fromkeys(rank or [0]))
     if len(ranks) > _MOST_RANKS:
         raise CliError(f"--rank is given {len(ranks)} times; allowed: up to {_MOST_RANKS}")
+    if to is not None:
+        _check_writable(to)
     with controller_of(controller, state_dir) as client:
-        job_id = find_job(client, job).job_id
-        output.print_message(f"recording {seconds:g} s ...")
-        record = partial(client.profile, job_id, seconds=seconds, rate=rate, native=native)
-        with ThreadPoolExecutor(len(ranks)) as pool:
-            found = list(pool.map(record, ranks))
-    recorded = {
-        f"rank {number}": json.loads(gzip.decompress(each.speedscope))
-        for number, each in zip(ranks, found, strict=True)
-    }
+        record = partial(
+            client.profile,
+            find_job(client, job).job_id,
+            seconds=seconds,
+            rate=rate,
+            native=native,
+        )
+        output.print_message(f"recording {seconds} s ...")
+        recorded = _recorded(client, record, ranks)
     _print(recorded)
     if to is not None:
         _write(to, json.dumps(speedscope.merged(recorded)).encode())
+
+
+def _recorded(
+    client: Client, record: Callable[[int], RecordProfileResponse], ranks: Sequence[int]
+) -> dict[str, speedscope.Document]:
+    """The profiles of ranks by name, all recorded at once; of those that have none, why."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from outlast.client import RefusedError
+
+    def attempt(rank: int) -> RecordProfileResponse | RefusedError:
+        try:
+            return record(rank)
+        except RefusedError as error:
+            return error
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        try:
+            found = dict(zip(ranks, pool.map(attempt, ranks), strict=True))
+        except BaseException:
+            # Ends the calls, and with them what is being recorded on the nodes.
+            client.close()
+            raise
+    recorded, missing = {}, []
+    for rank, each in found.items():
+        if isinstance(each, RefusedError):
+            missing.append(str(each))
+        else:
+            recorded[f"rank {rank}"] = json.loads(gzip.decompress(each.speedscope))
+    if not recorded:
+        raise CliError("; ".join(missing))
+    for why in missing:
+        output.print_message(f"outlast: missing: {why}")
+    return recorded
+
+
+def _check_writable(to: Path) -> None:
+    """Before a recording of what may be rare."""
+    is_new = not to.exists()
+    try:
+        with to.open("ab"):
+            pass
+        if is_new:
+            to.unlink()
+    except OSError as error:
+        raise CliError(f"--output: {to} cannot be written: {error.strerror}") from error
 
 
 def _print(recorded: Mapping[str, speedscope.Document]) -> None:

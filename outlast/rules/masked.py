@@ -111,9 +111,16 @@ def _check_ids(spec: JobSpec) -> list[FieldProblem]:
             problems.append(FieldProblem(field=f"{_ORDER}.{name}", message=message))
         elif value >= size:
             problems.append(_beyond(name, f"is {value}", size, _ORDER))
-        elif value not in spec.data.masked.never:
+        elif spec.data.masked.fraction and value not in spec.data.masked.never:
             message = f"lacks {value}, which is {_ORDER}.{name}"
             problems.append(FieldProblem(field=f"{_FIELD}.never", message=message))
+    if given.cls_token is not None and given.cls_token == given.sep_token:
+        message = f"is {given.sep_token}, as {_ORDER}.cls_token; they must differ"
+        problems.append(FieldProblem(field=f"{_ORDER}.sep_token", message=message))
+    hides = spec.data.masked.mask_token
+    if hides is not None and hides in (given.cls_token, given.sep_token):
+        message = f"is {hides}, which is an id of {_ORDER}, too; they must differ"
+        problems.append(FieldProblem(field=f"{_FIELD}.mask_token", message=message))
     beyond = [each for each in given.ends if not 0 <= each < size]
     return problems + [_beyond("ends", f"has {each}", size, _ORDER) for each in beyond[:1]]
 

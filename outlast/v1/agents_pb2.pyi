@@ -626,9 +626,7 @@ global___CommandResult = CommandResult
 
 @typing.final
 class RankProfile(google.protobuf.message.Message):
-    """Where a process stood before it was stopped.
-    A profile of a rank, or why there is none.
-    """
+    """A profile of a rank, or why there is none."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -649,6 +647,8 @@ global___RankProfile = RankProfile
 
 @typing.final
 class RankStacks(google.protobuf.message.Message):
+    """Where a process stood before it was stopped."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RANK_FIELD_NUMBER: builtins.int
@@ -1156,13 +1156,13 @@ class Recording(google.protobuf.message.Message):
 
     SECONDS_FIELD_NUMBER: builtins.int
     RATE_FIELD_NUMBER: builtins.int
-    seconds: builtins.float
+    seconds: builtins.int
     rate: builtins.int
     """Samples a second."""
     def __init__(
         self,
         *,
-        seconds: builtins.float = ...,
+        seconds: builtins.int = ...,
         rate: builtins.int = ...,
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["rate", b"rate", "seconds", b"seconds"]) -> None: ...

@@ -25,7 +25,7 @@ class RecordProfileRequest(google.protobuf.message.Message):
     NATIVE_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     rank: builtins.int
-    seconds: builtins.float
+    seconds: builtins.int
     """1 to 60."""
     rate: builtins.int
     """Samples a second, 1 to 250."""
@@ -36,7 +36,7 @@ class RecordProfileRequest(google.protobuf.message.Message):
         *,
         job_id: builtins.str = ...,
         rank: builtins.int = ...,
-        seconds: builtins.float = ...,
+        seconds: builtins.int = ...,
         rate: builtins.int = ...,
         native: builtins.bool = ...,
     ) -> None: ...

@@ -144,7 +144,7 @@ def test_a_profile_is_sent_or_why_there_is_none(tmp_path: Path) -> None:
             stub = RanksStub(bench.channel)
 
             async def record(**changes: Any) -> ranks_pb2.RecordProfileResponse:
-                usual = {"job_id": job_id, "rank": 0, "seconds": 2.5, "rate": 100}
+                usual = {"job_id": job_id, "rank": 0, "seconds": 2, "rate": 100}
                 request = ranks_pb2.RecordProfileRequest(**{**usual, **changes})
                 return await stub.RecordProfile(request)
 
@@ -153,7 +153,7 @@ def test_a_profile_is_sent_or_why_there_is_none(tmp_path: Path) -> None:
             for changes, why in (
                 ({"rank": 1}, "rank 1 of .* has no profile: py-spy: no"),
                 ({"rank": 2}, "rank: is 2; allowed: 0 to 1"),
-                ({"seconds": 0.5}, "seconds: is 0.5; allowed: 1 to 60"),
+                ({"seconds": 0}, "seconds: is 0; allowed: 1 to 60"),
                 ({"rate": 251}, "rate: is 251; allowed: 1 to 250"),
                 ({"job_id": "other"}, "outlast jobs"),
             ):

@@ -117,12 +117,17 @@ def test_texts_together_are_tokenised_as_each_by_itself(tmp_path: Path) -> None:
     library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, show_progress=False)
     library.train_from_iterator(TEXTS, trainer)
+    expected_ids = [each.ids for each in library.encode_batch([*TEXTS, ""])]
+    # As of a model that takes inputs in batches; a corpus has nothing of it.
+    library.enable_padding()
+    library.enable_truncation(4)
     path = str(tmp_path / "tokenizer.json")
     library.save(path)
     texts = [*TEXTS, "", "\N{SNOWMAN}\n" * 3]
     tokenizer = load(path)
     together = [ids.tolist() for ids in tokenizer.encode_all(texts)]
     assert together == [tokenizer.encode(text).tolist() for text in texts]
+    assert together[:-1] == expected_ids
     # And so they are in a corpus of several batches, in one process with several threads.
     corpus = lines(tmp_path / "a.jsonl", TEXTS * 180)
     assert corpus.stat().st_size > 2 * run._BATCH_CHARACTERS

@@ -72,6 +72,24 @@ ORDER_PROBLEMS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ),
     (
         _ORDERED,
+        {"sentence_order": {"cls_token": 7, "sep_token": 7}},
+        "data.sentence_order.sep_token",
+        "is 7, as data.sentence_order.cls_token; they must differ",
+    ),
+    (
+        _ORDERED,
+        {"masked": {**_HIDDEN, "mask_token": 6, "never": [6, 7]}},
+        "data.masked.mask_token",
+        "is 6, which .* they must differ",
+    ),
+    (
+        _ORDERED,
+        {"masked": {}},
+        "model.attention",
+        r"data\.masked\.fraction above 0",
+    ),
+    (
+        _ORDERED,
         {"sentence_order": {**_CUT, "ends": [9, 256]}},
         "data.sentence_order.ends",
         "has 256; allowed: 0 to .* = 255",

@@ -57,6 +57,9 @@ def test_shares_are_those_of_innermost_functions_of_the_main_thread() -> None:
         Place("b", "b.py"): pytest.approx(2 / 3),
         Place("a", "a.py"): pytest.approx(1 / 3),
     }
-    assert own_shares(document(("reader", [["z"]]))) == {}
+    # Threads that no Python has begun have no name, such as those of autograd.
+    assert own_shares(document(("", [["z"]]), ("reader", [["z"]]))) == {}
+    found = own_shares(document(("", [["z"]]), ("MainThread", [["a"]])))
+    assert found == {Place("a", "a.py"): 1.0}
     # A program without threads does not name its only one.
     assert own_shares(document(("", [["z"]]))) == {Place("z", "z.py"): 1.0}

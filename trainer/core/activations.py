@@ -245,7 +245,9 @@ def _output_bytes(facts: PlanInput) -> int:
     """The last norm's input, and the gradients that are made with the loss."""
     size = facts.sizes.weight
     # A layer before the projection keeps its input, its activation's and its norm's.
-    values = (5 if facts.model.head_transform else 2) * facts.stream_values
+    values = 5 if facts.model.head_transform else 2
+    # The gradient of its first tokens is one of all tokens.
+    values = (values + facts.model.sentence_order) * facts.stream_values
     return values * size + _table_values(facts) * max(size, _NARROWEST_SUM_BYTES)
 
 

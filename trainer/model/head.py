@@ -63,12 +63,13 @@ class OrderHead(Layer):
 
     def forward(self, x_SBD: Tensor, swapped_B: Tensor) -> Tensor:
         """The sequences' summed loss, of the first token of each; the same on each tensor rank."""
-        logits = self.classifier(torch.tanh(self.pooler(x_SBD[0])))
+        # With sequence parallelism the first rank has the first tokens; the others compute on
+        # zeros, so that nothing of other tokens comes in, and their gradients are zeros, too.
+        has_first = self.comm.index == 0 or not self.tp.sequence_parallel
+        first_BD = x_SBD[0] if has_first else torch.zeros_like(x_SBD[0])
+        logits = self.classifier(torch.tanh(self.pooler(first_BD)))
         loss = F.cross_entropy(logits.to(self._wide), swapped_B, reduction="sum")
-        if not self.tp.sequence_parallel:
-            return loss
-        # The first rank has the first tokens.
-        return total(loss * (self.comm.index == 0), self.comm)
+        return total(loss * has_first, self.comm) if self.tp.sequence_parallel else loss
 
 
 class _Linear(Layer):

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_TAIL_BYTES = 64 * 1024
 MAX_TAIL_BYTES = 16 * 2**20
 CHUNK_BYTES = 64 * 1024
+# At a time, each by a process beside those that train: all ranks of a node, once.
+_MAX_RECORDINGS = 8
 # Characters of the stacks of one rank.
 _MAX_STACKS = 128 * 1024
 # Files have no way to wake a reader short of inotify, which network file systems lack.
@@ -66,6 +68,7 @@ class Logs:
         self._max_queries = max_queries
         self._running = running
         self._queries: dict[str, asyncio.Task[None]] = {}
+        self._num_recordings = 0
 
     def query(self, query: agents_pb2.LogQuery) -> None:
         """Start answering a query, or stop answering it."""
@@ -168,7 +171,15 @@ class Logs:
 
     async def _send_profiles(self, query: agents_pb2.LogQuery, rank: int | None) -> None:
         for worker in self._running_of(query, rank):
-            found = await profiles.record(worker, query.recording, native=query.native)
+            if self._num_recordings >= _MAX_RECORDINGS:
+                why = f"{_MAX_RECORDINGS} ranks of its node are being recorded; try again"
+                found = agents_pb2.RankProfile(problem=why)
+            else:
+                self._num_recordings += 1
+                try:
+                    found = await profiles.record(worker, query.recording, native=query.native)
+                finally:
+                    self._num_recordings -= 1
             await self._send_about(worker, query, found)
 
     def _running_of(self, query: agents_pb2.LogQuery, rank: int | None) -> list[Worker]:

@@ -22,22 +22,28 @@ async def record(
     tool = py_spy.find()
     if tool is None:
         return _none(py_spy.MISSING)
-    with py_spy.memory_file("profile") as file:
+    try:
+        file = py_spy.memory_file("profile")
+    except OSError as error:
+        return _none(f"no file in memory for it: {error}")
+    with file:
         # Threads that wait are in it: where a rank waits for others is what one looks for.
         command = [tool, "record", "--pid", str(worker.pid), "--idle", "--format", "speedscope"]
         command += ["--rate", str(recording.rate), "--native" if native else "--nonblocking"]
-        # It takes whole seconds.
-        command += ["--duration", str(max(1, round(recording.seconds)))]
+        command += ["--duration", str(recording.seconds)]
         command += ["--output", f"/proc/self/fd/{file.fileno()}"]
         try:
             async with asyncio.timeout(recording.seconds + START_S):
-                code, _, error = await py_spy.run(*command, pass_fds=(file.fileno(),))
+                code, _, reason = await py_spy.run(*command, pass_fds=(file.fileno(),))
         except TimeoutError:
-            return _none(f"py-spy took over {START_S:g} s more than {recording.seconds:g} s")
+            return _none(f"py-spy took over {START_S:g} s more than {recording.seconds} s")
         if code:
-            return _none(f"py-spy record: {error}")
+            return _none(f"py-spy record: {reason}")
         file.seek(0)
-        found = await asyncio.to_thread(gzip.compress, file.read(), 6)
+        text = file.read()
+    if not text:
+        return _none("py-spy has written nothing")
+    found = await asyncio.to_thread(gzip.compress, text, 6)
     if len(found) > MAX_BYTES:
         return _none(f"it has {len(found):,} bytes gzipped; allowed: {MAX_BYTES:,}; lower --rate")
     return agents_pb2.RankProfile(speedscope=found)

@@ -113,8 +113,8 @@ def _claim(folder: Path, parts: Path, order: Order) -> None:
         has_parts = any(path.name.isdigit() for path in parts.iterdir())
         if has_parts and claim.read_text() != order.digest():
             raise ValueError(
-                f"{folder} has parts of a corpus with other files or options; delete it, or give "
-                "another --output"
+                f"{folder} has parts of a corpus with other files or options, or made by another "
+                "version of outlast; delete it, or give another --output"
             )
     elif folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not empty; give another --output")

@@ -50,20 +50,7 @@ def load(name: str) -> Tokenizer:
         )
     path = Path(name)
     path = path / "tokenizer.json" if path.is_dir() else path
-    if not path.is_file():
-        raise ValueError(
-            f"tokenizer {name!r}: no such file; allowed: byte, or the path of a tokenizer.json"
-        )
-    try:
-        from tokenizers import Tokenizer as Library
-    except ImportError as error:
-        raise ValueError(
-            f"tokenizer {name!r} needs the package tokenizers; pip install 'outlast[corpora]'"
-        ) from error
-    try:
-        library = Library.from_file(str(path))
-    except Exception as error:
-        raise ValueError(f"tokenizer {path}: {error}") from error
+    library = _opened(name, path)
     ends = [found for each in _ENDS if (found := library.token_to_id(each)) is not None]
 
     def encode(text: str) -> NDArray[Any]:
@@ -83,6 +70,27 @@ def load(name: str) -> Tokenizer:
         encode_all=encode_all,
         decode=lambda ids: str(library.decode(list(ids))),
     )
+
+
+def _opened(name: str, path: Path) -> Any:
+    if not path.is_file():
+        raise ValueError(
+            f"tokenizer {name!r}: no such file; allowed: byte, or the path of a tokenizer.json"
+        )
+    try:
+        from tokenizers import Tokenizer as Library
+    except ImportError as error:
+        raise ValueError(
+            f"tokenizer {name!r} needs the package tokenizers; pip install 'outlast[corpora]'"
+        ) from error
+    try:
+        library = Library.from_file(str(path))
+    except Exception as error:
+        raise ValueError(f"tokenizer {path}: {error}") from error
+    # Both are for inputs of a model in batches; documents are taken as they are.
+    library.no_padding()
+    library.no_truncation()
+    return library
 
 
 def _text(ids: Sequence[int]) -> str:

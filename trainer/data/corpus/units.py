@@ -21,6 +21,8 @@ _SUFFIXES = (*TEXT_SUFFIXES, *LINES_SUFFIXES, parquet.SUFFIX)
 # Small enough that the last units of a corpus keep all processes busy, large enough that starting
 # one costs nothing.
 _UNIT_BYTES = 16 << 20
+# A row group is never in two, and as large as this or larger.
+_PARQUET_UNIT_BYTES = 64 << 20
 # A line is in memory as a whole; none of a corpus of text is this long.
 _MAX_LINE_BYTES = 1 << 30
 _BUFFER_BYTES = 1 << 20
@@ -133,8 +135,10 @@ def _check_content(path: Path) -> None:
 def _of_file(path: Path) -> list[Unit]:
     stat = path.stat()
     # Lines say where a part may begin where they are not compressed, and row groups.
-    has_parts = path.name.endswith((".jsonl", parquet.SUFFIX))
-    step = _UNIT_BYTES if has_parts else max(1, stat.st_size)
+    if path.suffix == parquet.SUFFIX:
+        step = _PARQUET_UNIT_BYTES
+    else:
+        step = _UNIT_BYTES if path.suffix == ".jsonl" else max(1, stat.st_size)
     return [
         Unit(
             path=str(path),
