@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from google.protobuf.message import Message
+
 from controller.agent.observe.log_files import read_log
 from controller.agent.observe.log_times import LogTimes
 from controller.agent.observe.rank_times import rank_times
@@ -156,18 +158,12 @@ class Logs:
             paths = WorkerFiles.below(source.path.parent, source.rank)
             times = await asyncio.to_thread(rank_times, paths.blackbox)
             if times is not None:
-                chunk = agents_pb2.LogChunk(
-                    query_id=query.query_id,
-                    rank=source.rank,
-                    attempt=source.attempt,
-                    data=times.SerializeToString(),
-                )
-                await self._send(agents_pb2.AgentMessage(log_chunk=chunk))
+                await self._send_one(query, source, times)
 
     async def _send_stacks(self, query: agents_pb2.LogQuery, rank: int | None) -> None:
         for worker, found in await stacks.look(self._running_of(query, rank), native=query.native):
             found.text = found.text[:_MAX_STACKS]
-            await self._send_about(worker, query, found)
+            await self._send_one(query, worker, found)
 
     async def _send_profiles(self, query: agents_pb2.LogQuery, rank: int | None) -> None:
         for worker in self._running_of(query, rank):
@@ -180,7 +176,7 @@ class Logs:
                     found = await profiles.record(worker, query.recording, native=query.native)
                 finally:
                     self._num_recordings -= 1
-            await self._send_about(worker, query, found)
+            await self._send_one(query, worker, found)
 
     def _running_of(self, query: agents_pb2.LogQuery, rank: int | None) -> list[Worker]:
         return [
@@ -189,16 +185,14 @@ class Logs:
             if each.job_id == query.job_id and each.pid and rank in (None, each.rank)
         ]
 
-    async def _send_about(
-        self,
-        worker: Worker,
-        query: agents_pb2.LogQuery,
-        found: agents_pb2.RankStacks | agents_pb2.RankProfile,
+    async def _send_one(
+        self, query: agents_pb2.LogQuery, of: _Source | Worker, found: Message
     ) -> None:
+        """What was found of one rank, in one chunk."""
         chunk = agents_pb2.LogChunk(
             query_id=query.query_id,
-            rank=worker.rank,
-            attempt=worker.attempt,
+            rank=of.rank,
+            attempt=of.attempt,
             data=found.SerializeToString(),
         )
         await self._send(agents_pb2.AgentMessage(log_chunk=chunk))
