@@ -72,8 +72,8 @@ def bert_rules(model: ModelSpec) -> Iterator[Rule]:
     yield table(model, "head_bias.weight", "cls.predictions.bias")
     if model.sentence_order:
         for part in ("weight", "bias"):
-            yield copied(f"order.pooler.{part}", f"bert.pooler.dense.{part}", hidden)
-            yield copied(f"order.classifier.{part}", f"cls.seq_relationship.{part}", 2)
+            yield copied(f"sentence_order.pooler.{part}", f"bert.pooler.dense.{part}", hidden)
+            yield copied(f"sentence_order.classifier.{part}", f"cls.seq_relationship.{part}", 2)
 
 
 def _layer_rules(model: ModelSpec, ours: str, theirs: str) -> Iterator[Rule]:

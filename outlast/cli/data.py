@@ -59,7 +59,7 @@ _ValidationFraction = Annotated[
 ]
 _Processes = Annotated[
     int,
-    typer.Option(metavar="N", min=0, help="Processes that tokenise; 0: one for each CPU."),
+    typer.Option(metavar="N", min=0, help="Processors that tokenise; 0: all of them."),
 ]
 
 

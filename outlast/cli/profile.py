@@ -15,7 +15,7 @@ import typer
 from outlast import speedscope
 from outlast.cli import output
 from outlast.cli.connect import controller_of, find_job
-from outlast.cli.errors import CliError
+from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.folders import DEFAULT_STATE_DIR
 from outlast.cli.options import AnyJobName, Controller, StateDir
 
@@ -108,7 +108,7 @@ def _recorded(
         else:
             recorded[f"rank {rank}"] = json.loads(gzip.decompress(each.speedscope))
     if not recorded:
-        raise CliError("; ".join(missing))
+        raise CliError("; ".join(missing), ExitCode.JOB_FAILED)
     for why in missing:
         output.print_message(f"outlast: missing: {why}")
     return recorded

@@ -20,6 +20,8 @@ _FRAME_BYTES = 2 << 10
 _SUMMED_BYTES, _SUM_BYTES = 4 << 20, 8
 # The most parameters that a block has, and the ends of a model (`trainer.model`).
 _BLOCK_TENSORS, _END_TENSORS = 18, 6
+# Of these, the biases of an MLP, and that of attention's output.
+_MLP_BIASES, _OUTPUT_BIASES = 2, 1
 # What a block with experts has beside these, and how many more cuts their tensors take, which
 # have one dimension more.
 _EXPERT_TENSORS, _EXPERT_CUTS = 4, 2
@@ -62,4 +64,7 @@ def _num_tensors(facts: PlanInput, stage: int) -> int:
     if any(part.is_last for part in facts.parts(stage)):
         more += facts.model.head_transform * _TRANSFORM_TENSORS
         more += facts.model.sentence_order * _ORDER_TENSORS
-    return len(blocks) * (_BLOCK_TENSORS + cuts) + more + _END_TENSORS + _END_UNITS * cuts
+    absent = 0 if facts.model.mlp_bias else _MLP_BIASES
+    absent += 0 if facts.model.attention_bias else _OUTPUT_BIASES
+    each = _BLOCK_TENSORS - absent + cuts
+    return len(blocks) * each + more + _END_TENSORS + _END_UNITS * cuts

@@ -211,6 +211,13 @@ def test_the_pooler_of_a_published_bert_is_left_out() -> None:
         config_of(model, FAMILIES["bert"])
 
 
+def test_a_bert_of_one_segment_has_no_second_head() -> None:
+    config = {"model_type": "bert", "type_vocab_size": 1}
+    assert not section_of({**config, "architectures": ["BertForMaskedLM"]})["sentence_order"]
+    with pytest.raises(UnsupportedModelError, match=r"type_vocab_size = 1 .*: 2 or more"):
+        section_of({**config, "architectures": ["BertForPreTraining"]})
+
+
 @pytest.mark.parametrize("model_type", LACKING)
 def test_a_known_architecture_that_we_lack_is_refused_with_what_it_needs(model_type: str) -> None:
     with pytest.raises(UnsupportedModelError, match=re.escape(LACKING[model_type])):

@@ -72,6 +72,7 @@ class FakeAgent:
         self.digest = "right"
         self.bandwidths: dict[str, float] = {}
         self.logs = b""
+        self.log_queries: list[agents_pb2.LogQuery] = []
         # host:port of a metrics page that it claims to serve.
         self.metrics_address = ""
         # What it says that its node has; nothing unless told to.
@@ -263,7 +264,8 @@ class FakeAgent:
                 if message.command.WhichOneof("kind") not in self.silent_on:
                     await self.answer(message.command)
             case "log_query":
-                if not message.log_query.cancel:
+                self.log_queries.append(message.log_query)
+                if not message.log_query.cancel and "log_query" not in self.silent_on:
                     await self._answer_logs(message.log_query)
             case "check_order":
                 await self._check(message.check_order)

@@ -137,6 +137,19 @@ def test_texts_together_are_tokenised_as_each_by_itself(tmp_path: Path) -> None:
     assert open_source(str(out)).train.tokens().tolist() == expected
 
 
+def test_one_file_has_all_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def prepare(*_: object, num_processes: int, **__: object) -> None:
+        seen.append(num_processes)
+        raise ValueError("seen")
+
+    monkeypatch.setattr(run, "prepare", prepare)
+    arguments = ["data", "prepare", str(lines(tmp_path / "a.jsonl.gz", TEXTS))]
+    done = outlast(*arguments, "--output", str(tmp_path / "out"), "--processes", "3")
+    assert (seen, done.returncode) == ([3], ExitCode.BAD_INPUT)
+
+
 def test_the_commands_prepare_and_show(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="test_every_document... takes bytes")
     words = {"document": 0, "[UNK]": 1, "<|endoftext|>": 2, "naïve": 3}

@@ -128,3 +128,14 @@ def test_the_losses_of_bert_with_sentence_order_are_the_same_on_every_layout(
         (found, *_) = ranks.run(losses, size, spec, tmp_path / name)
         assert found["loss"] == pytest.approx(dense["loss"], rel=1e-10), name
         assert found["held_out"] == pytest.approx(dense["held_out"], rel=1e-10), name
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_both_losses_are_summed_in_more_digits_than_they_are_made_of(
+    ranks: RankPool, tmp_path: Path, precision: str
+) -> None:
+    (wide,) = ranks.run(losses, 1, ORDERED, tmp_path / "wide")
+    spec = {**ORDERED, "precision": precision, "parallel": {"tp": 2, "pp": 2}}
+    (found, *_) = ranks.run(losses, 4, spec, tmp_path / precision)
+    assert found["loss"] == pytest.approx(wide["loss"], rel=0.01)
+    assert found["held_out"] == pytest.approx(wide["held_out"], rel=0.01)

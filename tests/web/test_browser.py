@@ -138,7 +138,11 @@ def test_the_rank_that_holds_up_the_others_is_named(
         os.kill(pid, signal.SIGCONT)
     visit.page.locator(".banner.bad").wait_for(state="detached")
     visit.page.get_by_role("button", name="Profile for 5 s").click()
-    visit.page.get_by_role("button", name="Save for speedscope").wait_for()
+    with visit.page.expect_download() as saved:
+        visit.page.get_by_role("button", name="Save for speedscope").click()
+    assert saved.value.suggested_filename == f"{job_id}-rank-1.speedscope.json"
+    document = json.loads(saved.value.path().read_text())
+    assert any("MainThread" in thread["name"] for thread in document["profiles"])
     visit.is_fit_for_all()
 
 

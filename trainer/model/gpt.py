@@ -66,7 +66,7 @@ class GptChunk(nn.Module):
             self.head = TokenTable(config, mesh, bias=config.head_bias) if own else None
             biased = config.tied_embeddings and config.head_bias
             self.head_bias = VocabBias(config, mesh) if biased else None
-            self.order = OrderHead(config, mesh) if config.sentence_order else None
+            self.sentence_order = OrderHead(config, mesh) if config.sentence_order else None
 
     def begin(self, step: int, micro_batch: int) -> None:
         """Say which forward comes next: `micro_batch` counts over all replicas of the step.
@@ -158,10 +158,10 @@ class GptChunk(nn.Module):
         if terms is not None:
             # As the loss is a sum over tokens, the router's, a mean over them, counts as often.
             loss = loss + router_loss(self._config, self._tp, terms) * (targets_SB >= 0).sum()
-        if self.order is None:
+        if self.sentence_order is None:
             return loss
         assert sentences is not None, "the data of a model that predicts their order has them"
-        return torch.stack((loss, self.order(normed_SBD, sentences.swapped)))
+        return torch.stack((loss, self.sentence_order(normed_SBD, sentences.swapped)))
 
     def _loss(self, x_SBD: Tensor, targets_SB: Tensor) -> Tensor:
         weight_VD, bias_V = self._output()

@@ -283,7 +283,9 @@ class PipelineEngine:
         with self._computing(), torch.set_grad_enabled(self._trains):
             output = chunk(batch.tokens, hidden, batch.targets, batch.starts, batch.sentences)
             if index == self._loss_chunk:
-                output = (output * state.loss_scale).sum()
+                output = output * state.loss_scale
+                # Of sequences and tokens; else it is one number already.
+                output = output.sum() if output.dim() else output
         if index == self._loss_chunk:
             state.loss += output.detach()
         if self._trains:

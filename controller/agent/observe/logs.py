@@ -33,7 +33,7 @@ DEFAULT_TAIL_BYTES = 64 * 1024
 MAX_TAIL_BYTES = 16 * 2**20
 CHUNK_BYTES = 64 * 1024
 # At a time, each by a process beside those that train: all ranks of a node, once.
-_MAX_RECORDINGS = 8
+MAX_RECORDINGS = 8
 # Characters of the stacks of one rank.
 _MAX_STACKS = 128 * 1024
 # Files have no way to wake a reader short of inotify, which network file systems lack.
@@ -70,7 +70,8 @@ class Logs:
         self._max_queries = max_queries
         self._running = running
         self._queries: dict[str, asyncio.Task[None]] = {}
-        self._num_recordings = 0
+        # Of queries, those for which a rank is being recorded.
+        self._recordings: set[str] = set()
 
     def query(self, query: agents_pb2.LogQuery) -> None:
         """Start answering a query, or stop answering it."""
@@ -80,7 +81,9 @@ class Logs:
         if query.cancel:
             return
         if len(self._queries) >= self._max_queries:
-            oldest = next(iter(self._queries))
+            # Not one that has been recording for somebody, if there is another.
+            others = (each for each in self._queries if each not in self._recordings)
+            oldest = next(others, next(iter(self._queries)))
             logger.warning("too many log queries: %s is dropped", oldest)
             self._queries.pop(oldest).cancel()
             # Its reader waits for the end, and it may be the last one to be asked.
@@ -167,15 +170,15 @@ class Logs:
 
     async def _send_profiles(self, query: agents_pb2.LogQuery, rank: int | None) -> None:
         for worker in self._running_of(query, rank):
-            if self._num_recordings >= _MAX_RECORDINGS:
-                why = f"{_MAX_RECORDINGS} ranks of its node are being recorded; try again"
+            if len(self._recordings) >= MAX_RECORDINGS:
+                why = f"{MAX_RECORDINGS} ranks of its node are being recorded; try again"
                 found = agents_pb2.RankProfile(problem=why)
             else:
-                self._num_recordings += 1
+                self._recordings.add(query.query_id)
                 try:
                     found = await profiles.record(worker, query.recording, native=query.native)
                 finally:
-                    self._num_recordings -= 1
+                    self._recordings.discard(query.query_id)
             await self._send_one(query, worker, found)
 
     def _running_of(self, query: agents_pb2.LogQuery, rank: int | None) -> list[Worker]:

@@ -22,7 +22,7 @@ def find() -> str | None:
 async def run(*command: str, pass_fds: Sequence[int] = ()) -> tuple[int, str, str]:
     """Exit code of a command, what it prints, and the first line of its errors.
 
-    Without memory or descriptors for it, whoever asks goes on without an answer.
+    Exit code 1 and why, when there is no memory or file descriptor for it.
     """
     try:
         return await _output_of(command, pass_fds)

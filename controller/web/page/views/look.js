@@ -17,7 +17,8 @@ function save(document_, as) {
   link.href = URL.createObjectURL(new Blob([JSON.stringify(document_)], { type: "application/json" }));
   link.download = as;
   link.click();
-  URL.revokeObjectURL(link.href);
+  // Some browsers read it only after the click.
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
 
 function Stacks({ found }) {
