@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -70,6 +71,19 @@ def test_a_line_is_in_the_part_that_it_begins_in(
     monkeypatch.setattr(units, "_UNIT_BYTES", size)
     found = find_units([lines(tmp_path / "a.jsonl", TEXTS[:20])]).units
     assert [text for unit in found for (text,) in documents(unit, TEXT)] == TEXTS[:20]
+
+
+@pytest.mark.parametrize(
+    ("size", "units_of"), [(900_000, 1), (64 << 20, 64), (64 * (2 << 20) + 1, 65), (2 << 30, 128)]
+)
+def test_a_file_of_lines_is_in_many_parts_of_a_bounded_size(
+    tmp_path: Path, size: int, units_of: int
+) -> None:
+    path = lines(tmp_path / "a.jsonl", TEXTS * 100)
+    os.truncate(path, size)
+    found = find_units([path]).units
+    assert len(found) == units_of
+    assert sum(unit.num_bytes for unit in found) == size
 
 
 def test_folders_and_packed_lines_are_read(tmp_path: Path) -> None:

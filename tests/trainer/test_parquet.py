@@ -30,7 +30,7 @@ def table(path: Path, rows: int = 50, **columns: object) -> Path:
 def test_rows_are_documents_in_order_whatever_the_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: object, unit_bytes: int
 ) -> None:
-    monkeypatch.setattr(units, "_UNIT_BYTES", unit_bytes)
+    monkeypatch.setattr(units, "_PARQUET_UNIT_BYTES", unit_bytes)
     values = pyarrow.array(TEXTS).cast(kind)
     path = table(tmp_path / "a.parquet", text=values, id=list(range(len(TEXTS))))
     found = find_units([path]).units

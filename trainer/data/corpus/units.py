@@ -18,8 +18,10 @@ from trainer.data.corpus.zstd import ZstdFile, zstandard
 
 LINES_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _SUFFIXES = (*TEXT_SUFFIXES, *LINES_SUFFIXES, parquet.SUFFIX)
-# Small enough that the last units of a corpus keep all processes busy, large enough that starting
-# one costs nothing.
+# Of a file of lines: so many that the last ones keep all processes busy, none so small that
+# starting one costs anything, and few enough of a large corpus.
+_NUM_UNITS = 64
+_LEAST_UNIT_BYTES = 1 << 20
 _UNIT_BYTES = 16 << 20
 # A row group is never in two, and as large as this or larger.
 _PARQUET_UNIT_BYTES = 64 << 20
@@ -138,7 +140,8 @@ def _of_file(path: Path) -> list[Unit]:
     if path.suffix == parquet.SUFFIX:
         step = _PARQUET_UNIT_BYTES
     else:
-        step = _UNIT_BYTES if path.suffix == ".jsonl" else max(1, stat.st_size)
+        share = max(_LEAST_UNIT_BYTES, stat.st_size // _NUM_UNITS)
+        step = min(_UNIT_BYTES, share) if path.suffix == ".jsonl" else max(1, stat.st_size)
     return [
         Unit(
             path=str(path),
