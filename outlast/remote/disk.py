@@ -129,18 +129,35 @@ class BlockFolder:
         lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         until_s = time.monotonic() + LOCK_WAIT_S
         try:
-            _lock(lock, fcntl.LOCK_SH, lock_path, until_s)
-            # Between both locks another process may fill it, or delete it again.
-            while not self.has(name):
-                _lock(lock, fcntl.LOCK_EX, lock_path, until_s)
-                if not self.has(name):
-                    self._fill(name, nbytes, fill)
-                _lock(lock, fcntl.LOCK_SH, lock_path, until_s)
+            while not self._is_held(name, lock, nbytes, fill):
+                if time.monotonic() > until_s:
+                    raise TimeoutError(
+                        f"{lock_path}: another process of this node has held the lock for "
+                        f"{LOCK_WAIT_S:g} s"
+                    )
+                time.sleep(_LOCK_CHECK_S)
         except BaseException:
             os.close(lock)
             raise
         self._in_use.append(lock)
         return path
+
+    def _is_held(self, name: str, lock: int, nbytes: int, fill: Callable[[BinaryIO], None]) -> bool:
+        """Whether the file is there and locked for use, filled by us if nobody else has it.
+
+        Each try looks for the file anew: whoever filled it before us may use it for days, and is
+        not to be waited for. A lock that cannot be changed into another is lost.
+        """
+        if not _try_lock(lock, fcntl.LOCK_SH):
+            return False
+        if self.has(name):
+            return True
+        if not _try_lock(lock, fcntl.LOCK_EX):
+            return False
+        if not self.has(name):
+            self._fill(name, nbytes, fill)
+        # Between both locks another process may delete it again.
+        return _try_lock(lock, fcntl.LOCK_SH) and self.has(name)
 
     def _fill(self, name: str, nbytes: int, fill: Callable[[BinaryIO], None]) -> None:
         if not self._has_free(nbytes):
@@ -239,23 +256,14 @@ class BlockFolder:
             logger.warning("remote data is read without its cache: %s", reason)
 
 
-def _lock(handle: int, kind: int, path: Path, until_s: float) -> None:
-    """Take a lock, in the place of another that this handle has.
-
-    Raises:
-        TimeoutError: another process holds it until then.
-    """
-    while True:
-        try:
-            fcntl.flock(handle, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > until_s:
-                raise TimeoutError(
-                    f"{path}: another process of this node has held the lock for {LOCK_WAIT_S:g} s"
-                ) from None
-            time.sleep(_LOCK_CHECK_S)
-        else:
-            return
+def _try_lock(handle: int, kind: int) -> bool:
+    """Take a lock, in the place of another that this handle has; False leaves it none."""
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fcntl.flock(handle, fcntl.LOCK_UN)
+        return False
+    return True
 
 
 def _is_locked(path: str) -> bool:
@@ -265,9 +273,6 @@ def _is_locked(path: str) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _try_lock(handle, fcntl.LOCK_EX)
     finally:
         os.close(handle)
-    return False

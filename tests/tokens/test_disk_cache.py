@@ -155,6 +155,25 @@ def test_a_whole_file_is_filled_by_one_of_those_that_want_it(tmp_path: Path) -> 
     assert fills == [5]
 
 
+def test_a_whole_file_is_not_waited_for_while_another_process_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (BlockFolder(tmp_path, max_bytes=1000) for _ in range(2))
+    (tmp_path / "a").mkdir()
+    with open(tmp_path / "a" / "i.lock", "w") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+
+        def other_fills_it_meanwhile(seconds: float) -> None:
+            monkeypatch.undo()
+            monkeypatch.setattr("outlast.remote.disk.LOCK_WAIT_S", 5.0)
+            fcntl.flock(looking, fcntl.LOCK_UN)
+            first.whole("a/i", 5, lambda file: written(file, b"index"))
+
+        monkeypatch.setattr("outlast.remote.disk.time.sleep", other_fills_it_meanwhile)
+        path = second.whole("a/i", 5, lambda file: written(file, b"again"))
+    assert path.read_bytes() == b"index"
+
+
 def test_a_whole_file_in_use_stays_and_then_makes_room(tmp_path: Path) -> None:
     using, writing = (BlockFolder(tmp_path, max_bytes=1000) for _ in range(2))
     path = using.whole("a/i", 300, lambda file: written(file, bytes(300)))
