@@ -145,9 +145,10 @@ OWN = (
     Own(
         verb="GET",
         path="/jobs/{job_id}/heat-map",
-        what="How long each rank took for the newest `steps`: the whole step, its own `work`, or "
-        "`waiting` for other ranks. Where there are more ranks than `rows`, a row has the longest "
-        "time of several. Of work and waiting as much is known as ranks' black boxes still have.",
+        what="How long each rank took for the newest `steps`: the whole step, its own `work`, "
+        "`waiting` for other ranks, or a phase or pass without waiting. Where there are more ranks "
+        "than `rows`, a row has the longest time of several. Of all but whole steps as much is "
+        "known as ranks' black boxes still have.",
         parameters={
             "measure": {"enum": [str(each) for each in Measure]},
             "rows": _INTEGER,
@@ -202,6 +203,7 @@ OWN = (
                             group=_STRING,
                             sequence=_INTEGER,
                             detail={"type": "integer"},
+                            chunk=_INTEGER,
                             is_over={"type": "boolean"},
                             last={"type": ["integer", "null"]},
                             waited_s=_NUMBER,

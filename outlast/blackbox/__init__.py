@@ -9,6 +9,7 @@ What does not belong here: decisions. This is a recorder.
 """
 
 from outlast.blackbox.file import NUM_STEP_RECORDS, BlackBoxError
+from outlast.blackbox.opening import open_black_box
 from outlast.blackbox.reader import Reader
 from outlast.blackbox.records import (
     Expected,
@@ -16,8 +17,10 @@ from outlast.blackbox.records import (
     Op,
     Operation,
     OpRecord,
+    Pass,
     Phase,
     Present,
+    SpanRecord,
     StartMark,
     StepRecord,
     StepUse,
@@ -34,13 +37,16 @@ __all__ = [
     "Op",
     "OpRecord",
     "Operation",
+    "Pass",
     "Phase",
     "Present",
     "Reader",
+    "SpanRecord",
     "StartMark",
     "StepRecord",
     "StepUse",
     "TimeUse",
     "Writer",
     "bubble_of",
+    "open_black_box",
 ]

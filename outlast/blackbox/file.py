@@ -1,6 +1,6 @@
 """The file of a black box: where its words and records lie.
 
-Three areas:
+Four areas:
 
 - a header with the rank's present: phase, last completed step, last operation
   *entered*, of all and of each group; with running totals of the time spent in each
@@ -8,7 +8,10 @@ Three areas:
   expected of them;
 - a ring of step records (loss, gradient norm, ...), read by the agent exactly
   once each;
-- a ring of operation records (group, sequence number, micro-batch, start, end).
+- a ring of operation records (group, sequence number, micro-batch, start, end);
+- a ring of span records: phases, and the passes within them, with what they waited for others.
+
+How many records the last two hold stands in the header: a job may ask for more.
 
 A ring entry is valid when the index stored at its end equals the index it was
 written for; the writer stores that last, so a torn entry is never taken for a
@@ -25,19 +28,21 @@ host learns of it.
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 
 from outlast.blackbox.records import Group, Phase
+from outlast.worker_contract import BLACK_BOX_RECORDS
 
-MAGIC = b"OUTLBB03"
+MAGIC = b"OUTLBB04"
 HEADER_BYTES = 4096
 NUM_STEP_RECORDS = 512
-NUM_OP_RECORDS = 4096
 
-IDENTITY = struct.Struct("<8sIIqq")  # magic, rank, world size, attempt, pid
+# magic, rank, world size, attempt, pid, records
+IDENTITY = struct.Struct("<8sIIqqq")
 IDENTITY_AT = 0
 # Index of the header's 64-bit words: completed step, resumed step, phase, phase since
-# (ns), steps written, ops written.
-COMPLETED, RESUMED, PHASE, PHASE_SINCE, STEPS_WRITTEN, OPS_WRITTEN = range(8, 14)
+# (ns), steps written, ops written, spans written.
+COMPLETED, RESUMED, PHASE, PHASE_SINCE, STEPS_WRITTEN, OPS_WRITTEN, SPANS_WRITTEN = range(8, 15)
 # op + group * 2**32, sequence, detail, entered at (ns), left at (ns)
 OP_GROUP, OP_SEQ, OP_DETAIL, OP_ENTERED, OP_LEFT = range(16, 21)
 MARKS = 32  # one (ns) per StartMark
@@ -64,10 +69,28 @@ STEP_RECORD = struct.Struct("<qdddqQQdQ")
 STEP_RECORD_INDEX_AT = STEP_RECORD.size - 8
 # op, group, sequence, detail, start (ns), end (ns), index
 OP_RECORD = struct.Struct("<IIQqQQQ")
+# phase, pass, chunk, micro-batch, start (ns), end (ns), waited (ns), index
+SPAN_RECORD = struct.Struct("<HHIqQQQQ")
 
 STEPS_AT = HEADER_BYTES
 OPS_AT = STEPS_AT + NUM_STEP_RECORDS * STEP_RECORD.size
-FILE_BYTES = OPS_AT + NUM_OP_RECORDS * OP_RECORD.size
+
+
+@dataclass(frozen=True, slots=True)
+class Rings:
+    """Where the rings lie whose length a job may choose."""
+
+    records: int = BLACK_BOX_RECORDS
+
+    @property
+    def spans_at(self) -> int:
+        return OPS_AT + self.records * OP_RECORD.size
+
+    @property
+    def file_bytes(self) -> int:
+        return self.spans_at + self.records * SPAN_RECORD.size
+
+
 # The agent reads them several times a second: listing an enumeration costs more than its words.
 PHASES, GROUPS = tuple(Phase), tuple(Group)
 OP_TOTALS_AT = tuple(

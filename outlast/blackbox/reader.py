@@ -14,17 +14,16 @@ from outlast.blackbox.file import (
     DATA_WAITS,
     EXPECTED_BUBBLE,
     EXPECTED_MEMORY,
-    FILE_BYTES,
     FORWARD,
     GROUP_SEQS,
     GROUPS,
+    HEADER_BYTES,
     HIDDEN,
     IDENTITY,
     IDENTITY_AT,
     MAGIC,
     MARKS,
     MAX_NS,
-    NUM_OP_RECORDS,
     NUM_STEP_RECORDS,
     OP_DETAIL,
     OP_ENTERED,
@@ -43,12 +42,15 @@ from outlast.blackbox.file import (
     PHASES,
     RESUMED,
     SENT,
+    SPAN_RECORD,
+    SPANS_WRITTEN,
     STEP_RECORD,
     STEP_RECORD_INDEX_AT,
     STEPS_AT,
     STEPS_WRITTEN,
     WAITED,
     BlackBoxError,
+    Rings,
 )
 from outlast.blackbox.records import (
     MAX_COUNT,
@@ -57,13 +59,16 @@ from outlast.blackbox.records import (
     Group,
     Op,
     OpRecord,
+    Pass,
     Phase,
     Present,
+    SpanRecord,
     StartMark,
     StepRecord,
     StepUse,
     TimeUse,
 )
+from outlast.worker_contract import MOST_BLACK_BOX_RECORDS
 
 
 class Reader:
@@ -83,12 +88,10 @@ class Reader:
         self._path = path
         self._handle = os.open(path, os.O_RDONLY)
         try:
+            self._rings = Rings(self._num_records())
             self._check_whole()
-            self._map = mmap.mmap(self._handle, FILE_BYTES, prot=mmap.PROT_READ)
-            magic = IDENTITY.unpack_from(self._map, IDENTITY_AT)[0]
-            if magic != MAGIC:
-                self._map.close()
-                raise BlackBoxError(f"black box {path}: magic {magic!r}, expected {MAGIC!r}")
+            size = self._rings.file_bytes
+            self._map = mmap.mmap(self._handle, size, prot=mmap.PROT_READ)
         except BaseException:
             os.close(self._handle)
             raise
@@ -98,7 +101,7 @@ class Reader:
     def present(self) -> Present:
         """Where the rank stands now."""
         self._check_whole()
-        _, rank, _, attempt, pid = IDENTITY.unpack_from(self._map, IDENTITY_AT)
+        _, rank, _, attempt, pid, _ = IDENTITY.unpack_from(self._map, IDENTITY_AT)
         words = self._words
         op_and_group = words[OP_GROUP]
         return Present(
@@ -195,10 +198,10 @@ class Reader:
     def ops(self) -> list[OpRecord]:
         """The operations still in the ring, oldest first."""
         self._check_whole()
-        written = self._words[OPS_WRITTEN]
+        written, kept = self._words[OPS_WRITTEN], self._rings.records
         records = []
-        for index in range(max(0, written - NUM_OP_RECORDS), written):
-            at = OPS_AT + index % NUM_OP_RECORDS * OP_RECORD.size
+        for index in range(max(0, written - kept), written):
+            at = OPS_AT + index % kept * OP_RECORD.size
             op, group, seq, detail, start_ns, end_ns, stored = OP_RECORD.unpack_from(self._map, at)
             if stored == index + 1:
                 records.append(
@@ -213,6 +216,30 @@ class Reader:
                 )
         return records
 
+    def spans(self) -> list[SpanRecord]:
+        """The phases and passes still in the ring, in the order of their ends."""
+        self._check_whole()
+        written, kept = self._words[SPANS_WRITTEN], self._rings.records
+        records = []
+        for index in range(max(0, written - kept), written):
+            at = self._rings.spans_at + index % kept * SPAN_RECORD.size
+            *fields, stored = SPAN_RECORD.unpack_from(self._map, at)
+            if stored != index + 1:
+                continue
+            phase, work, chunk, micro_batch, start_ns, end_ns, waited_ns = fields
+            records.append(
+                SpanRecord(
+                    phase=Phase(phase),
+                    work=Pass(work),
+                    chunk=_in_range(chunk, 0, MAX_DETAIL, otherwise=0),
+                    micro_batch=_in_range(micro_batch, -1, MAX_DETAIL, otherwise=-1),
+                    start_ns=start_ns,
+                    end_ns=end_ns,
+                    waited_ns=waited_ns,
+                )
+            )
+        return records
+
     def close(self) -> None:
         self._words.release()
         self._map.close()
@@ -220,9 +247,25 @@ class Reader:
 
     def _check_whole(self) -> None:
         """A page that the file no longer has would end the process that reads it (SIGBUS)."""
+        size, expected = os.fstat(self._handle).st_size, self._rings.file_bytes
+        if size != expected:
+            raise BlackBoxError(f"black box {self._path}: {size} bytes, expected {expected}")
+
+    def _num_records(self) -> int:
+        """Read once: whatever a rank writes there later, the file is as long as it was."""
         size = os.fstat(self._handle).st_size
-        if size != FILE_BYTES:
-            raise BlackBoxError(f"black box {self._path}: {size} bytes, expected {FILE_BYTES}")
+        if size < HEADER_BYTES:
+            wrong = f"{size} bytes, expected at least {HEADER_BYTES}"
+            raise BlackBoxError(f"black box {self._path}: {wrong}")
+        about = os.pread(self._handle, IDENTITY.size, IDENTITY_AT)
+        if len(about) < IDENTITY.size:
+            raise BlackBoxError(f"black box {self._path}: cut short as it was opened")
+        magic, *_, records = IDENTITY.unpack(about)
+        if magic != MAGIC:
+            raise BlackBoxError(f"black box {self._path}: magic {magic!r}, expected {MAGIC!r}")
+        if not 1 <= records <= MOST_BLACK_BOX_RECORDS:
+            raise BlackBoxError(f"black box {self._path}: {records} records")
+        return int(records)
 
     def _count(self, index: int) -> int:
         return _in_range(self._words[index], 0, MAX_COUNT, otherwise=0)

@@ -53,6 +53,14 @@ class Phase(_Word):
     STEP = 10
 
 
+class Pass(_Word):
+    """What a rank computes of its part of the model, for one micro-batch."""
+
+    NONE = 0
+    FORWARD = 1
+    BACKWARD = 2
+
+
 class StartMark(IntEnum):
     """Moments of a worker's start, for the split of a recovery."""
 
@@ -158,6 +166,27 @@ class OpRecord:
     detail: int
     start_ns: int
     end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanRecord:
+    """A phase that has ended, or a pass within one."""
+
+    phase: Phase
+    # NONE: it is the phase itself.
+    work: Pass = Pass.NONE
+    # Of a pass: which of the rank's parts of the model (virtual stages), and the micro-batch.
+    chunk: int = 0
+    micro_batch: int = -1
+    start_ns: int
+    end_ns: int
+    # In operations of that time, which may wait for other ranks.
+    waited_ns: int
+
+    @property
+    def name(self) -> str:
+        """What a trace calls it."""
+        return (self.phase if self.work is Pass.NONE else self.work).name.lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

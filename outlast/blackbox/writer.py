@@ -14,7 +14,6 @@ from outlast.blackbox.file import (
     DATA_WAITS,
     EXPECTED_BUBBLE,
     EXPECTED_MEMORY,
-    FILE_BYTES,
     FORWARD,
     GROUP_SEQS,
     HIDDEN,
@@ -22,7 +21,6 @@ from outlast.blackbox.file import (
     IDENTITY_AT,
     MAGIC,
     MARKS,
-    NUM_OP_RECORDS,
     NUM_STEP_RECORDS,
     OP_DETAIL,
     OP_ENTERED,
@@ -40,10 +38,13 @@ from outlast.blackbox.file import (
     PHASE_TOTALS,
     RESUMED,
     SENT,
+    SPAN_RECORD,
+    SPANS_WRITTEN,
     STEP_RECORD,
     STEPS_AT,
     STEPS_WRITTEN,
     WAITED,
+    Rings,
 )
 from outlast.blackbox.records import (
     Expected,
@@ -51,30 +52,45 @@ from outlast.blackbox.records import (
     Op,
     OpRecord,
     Phase,
+    SpanRecord,
     StartMark,
     StepRecord,
     StepUse,
 )
 from outlast.clock import node_time_ns
+from outlast.worker_contract import BLACK_BOX_RECORDS
 
 
 class Writer:
     """A rank's own end of its black box. Not thread-safe: one writer thread."""
 
-    def __init__(self, path: str | Path, *, rank: int, world_size: int, attempt: int) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        rank: int,
+        world_size: int,
+        attempt: int,
+        records: int = BLACK_BOX_RECORDS,
+    ) -> None:
+        """`records` is how many operations are kept, and how many spans."""
+        self._rings = Rings(records)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            _allocate(handle, path)
-            self._map = mmap.mmap(handle, FILE_BYTES)
+            _allocate(handle, path, self._rings.file_bytes)
+            self._map = mmap.mmap(handle, self._rings.file_bytes)
         finally:
             os.close(handle)
         self._words = memoryview(self._map).cast("q")
         self._steps = 0
         self._ops = 0
+        self._spans = 0
         self._completed_step = -1
         self._resumed_step = -1
         self._phase = Phase.STARTING
         self._phase_since_ns = node_time_ns()
+        # Time in operations of the present phase.
+        self._op_ns = 0
         self._seqs = [0] * len(Group)
         self._entered = (0, 0, 0, 0, 0)
         self._ended: OpRecord | None = None
@@ -85,15 +101,23 @@ class Writer:
         for index in range(PHASE_TOTALS, GROUP_SEQS + len(Group)):
             self._words[index] = 0
         self._publish()
-        IDENTITY.pack_into(self._map, IDENTITY_AT, MAGIC, rank, world_size, attempt, os.getpid())
+        about = (rank, world_size, attempt, os.getpid(), records)
+        IDENTITY.pack_into(self._map, IDENTITY_AT, MAGIC, *about)
 
     def phase(self, phase: Phase) -> None:
         """Say what the rank is busy with from now on."""
         now_ns = node_time_ns()
         self._words[PHASE_TOTALS + self._phase] += now_ns - self._phase_since_ns
+        ended = SpanRecord(
+            phase=self._phase,
+            start_ns=self._phase_since_ns,
+            end_ns=now_ns,
+            waited_ns=self._op_ns,
+        )
         self._phase = phase
         self._phase_since_ns = now_ns
-        self._publish()
+        self._op_ns = 0
+        self.spent(ended)
 
     def mark(self, mark: StartMark, at_ns: int | None = None) -> None:
         """Note a moment of the start."""
@@ -173,11 +197,30 @@ class Writer:
 
     def _keep(self, entered: tuple[int, int, int, int, int], end_ns: int) -> None:
         """Put an operation that has ended into the ring; `entered` as `enter` noted it."""
-        at = OPS_AT + self._ops % NUM_OP_RECORDS * OP_RECORD.size
+        at = OPS_AT + self._ops % self._rings.records * OP_RECORD.size
         op, group, seq, detail, start_ns = entered
         self._ops += 1
+        self._op_ns += end_ns - start_ns
         self._words[OP_TOTALS + self._phase * len(Group) + group] += end_ns - start_ns
         OP_RECORD.pack_into(self._map, at, op, group, seq, detail, start_ns, end_ns, self._ops)
+        self._publish()
+
+    def spent(self, span: SpanRecord) -> None:
+        """Note a pass that has ended. Phases are noted by `phase`."""
+        at = self._rings.spans_at + self._spans % self._rings.records * SPAN_RECORD.size
+        self._spans += 1
+        SPAN_RECORD.pack_into(
+            self._map,
+            at,
+            span.phase,
+            span.work,
+            span.chunk,
+            span.micro_batch,
+            span.start_ns,
+            span.end_ns,
+            span.waited_ns,
+            self._spans,
+        )
         self._publish()
 
     def expect(self, expected: Expected) -> None:
@@ -232,19 +275,20 @@ class Writer:
         words[PHASE_SINCE] = self._phase_since_ns
         words[STEPS_WRITTEN] = self._steps
         words[OPS_WRITTEN] = self._ops
+        words[SPANS_WRITTEN] = self._spans
         words[COMPLETED] = self._completed_step
 
 
-def _allocate(handle: int, path: str | Path) -> None:
+def _allocate(handle: int, path: str | Path, nbytes: int) -> None:
     """Take the whole file's room on its disk now.
 
     A store into a page that a full disk has no block for ends the process by SIGBUS, and nobody
     would say why.
     """
     try:
-        os.posix_fallocate(handle, 0, FILE_BYTES)
+        os.posix_fallocate(handle, 0, nbytes)
     except OSError as error:
-        message = f"black box {path}: no room for its {FILE_BYTES} bytes: {error.strerror}"
+        message = f"black box {path}: no room for its {nbytes} bytes: {error.strerror}"
         raise OSError(error.errno, message) from error
-    # One of an earlier version may be longer.
-    os.ftruncate(handle, FILE_BYTES)
+    # One of an earlier process may be longer.
+    os.ftruncate(handle, nbytes)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Collection
 from typing import NoReturn
 
-from outlast.blackbox import StartMark, Writer
+from outlast.blackbox import StartMark, open_black_box
 from outlast.script.fresh import be_fresh, restore_signals, script_folders, why_not
 from outlast.script.interpreter import run_main
 from outlast.script_contract import ScriptContract
@@ -34,7 +34,7 @@ def run(contract: WorkerContract, own_packages: Collection[str]) -> int:
     """
     script = contract.script
     assert script is not None
-    _open_black_box(contract)
+    open_black_box(contract).mark(StartMark.FORKED, contract.forked_at_ns)
     environment = {**script.environment, WORKER_MARK: os.environ[WORKER_MARK]}
     os.chdir(script.cwd)
     if not script.python:
@@ -45,16 +45,6 @@ def run(contract: WorkerContract, own_packages: Collection[str]) -> int:
         _execute(script, environment, reason)
     be_fresh(environment, folders, own_packages)
     return run_main(script.python)
-
-
-def _open_black_box(contract: WorkerContract) -> None:
-    box = Writer(
-        contract.blackbox_path,
-        rank=contract.rank,
-        world_size=contract.world_size,
-        attempt=contract.attempt,
-    )
-    box.mark(StartMark.FORKED, contract.forked_at_ns)
 
 
 def _execute(script: ScriptContract, environment: dict[str, str], reason: str) -> NoReturn:

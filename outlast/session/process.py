@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from outlast.blackbox import Phase, StepRecord, Writer
+from outlast.blackbox import Phase, StepRecord, Writer, open_black_box
 from outlast.clock import node_time_ns
 from outlast.worker_contract import SESSION_FILE, WorkerContract
 
@@ -99,15 +99,9 @@ def current() -> Session | None:
         return None
     contract = WorkerContract.from_env(json.loads(Path(path).read_text()))
     spec = json.loads(contract.spec_json)
-    box = Writer(
-        contract.blackbox_path,
-        rank=contract.rank,
-        world_size=contract.world_size,
-        attempt=contract.attempt,
-    )
     return Session(
         contract=contract,
-        box=box,
+        box=open_black_box(contract),
         settings=spec["checkpoint"],
         stop_signal=signal.Signals[spec["workload"]["stop_signal"]],
     )

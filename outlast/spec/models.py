@@ -18,7 +18,7 @@ from outlast.masked import MaskedSpec, SentenceOrderSpec
 from outlast.model import ModelSpec
 from outlast.recovery import RecoverySpec
 from outlast.section import Section
-from outlast.spec.workload import WorkloadSpec
+from outlast.spec.workload import ResourcesSpec, WorkloadSpec
 
 
 class ZeroSpec(Section):
@@ -313,24 +313,6 @@ class CheckpointSpec(Section):
         2**27,
         ge=2**23,
         description="Memory for the parts of uploads on their way, on each node.",
-    )
-
-
-class ResourcesSpec(Section):
-    """Nodes the job runs on."""
-
-    nodes: int | None = Field(
-        None,
-        ge=1,
-        description="World size / workers_per_node unless given. Given without parallel.dp, it "
-        "decides how many replicas there are.",
-    )
-    workers_per_node: int | None = Field(
-        None, ge=1, description="Ranks on one node; the largest divisor of the world size up to 8."
-    )
-    standby: int = Field(0, ge=0, description="Checked spare nodes to hold ready.")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="auto takes CUDA where every worker of a node can have its own GPU."
     )
 
 

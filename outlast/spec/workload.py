@@ -1,7 +1,8 @@
-"""The part of a job's spec that says what runs: the built-in trainer, or a command of the user's.
+"""The part of a job's spec that says what runs, and on what nodes.
 
-What only makes sense together with other fields is in `outlast.rules.workload`; how many nodes a
-command runs on is filled in by `outlast.spec.parse`.
+It is the built-in trainer, or a command of the user's. What only makes sense together with other
+fields is in `outlast.rules.workload`; how many nodes a command runs on is filled in by
+`outlast.spec.parse`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pydantic import Field
 
 from outlast.ids import IMAGE_PATTERN
 from outlast.section import Section
+from outlast.worker_contract import BLACK_BOX_RECORDS, MOST_BLACK_BOX_RECORDS
 
 
 class CodeSpec(Section):
@@ -44,6 +46,31 @@ class VariableSpec(Section):
 
     from_env: str | None = Field(None, min_length=1)
     from_file: str | None = Field(None, min_length=1)
+
+
+class ResourcesSpec(Section):
+    """Nodes the job runs on."""
+
+    nodes: int | None = Field(
+        None,
+        ge=1,
+        description="World size / workers_per_node unless given. Given without parallel.dp, it "
+        "decides how many replicas there are.",
+    )
+    workers_per_node: int | None = Field(
+        None, ge=1, description="Ranks on one node; the largest divisor of the world size up to 8."
+    )
+    standby: int = Field(0, ge=0, description="Checked spare nodes to hold ready.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto takes CUDA where every worker of a node can have its own GPU."
+    )
+    black_box_records: int = Field(
+        BLACK_BOX_RECORDS,
+        ge=256,
+        le=MOST_BLACK_BOX_RECORDS,
+        description="Operations, and as many passes and phases, that each rank keeps for traces, "
+        "heat maps and timelines: 96 bytes of the node's disk for each.",
+    )
 
 
 class WorkloadSpec(Section):

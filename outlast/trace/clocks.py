@@ -103,4 +103,8 @@ def _shifted(rank: TracedRank, by_ns: int) -> TracedRank:
             replace(each, start_ns=each.start_ns - by_ns, end_ns=each.end_ns - by_ns)
             for each in rank.steps
         ),
+        spans=tuple(
+            replace(each, start_ns=each.start_ns - by_ns, end_ns=each.end_ns - by_ns)
+            for each in rank.spans
+        ),
     )

@@ -6,7 +6,7 @@ Pure. Ranks are summed up one at a time, as what they have noted is large.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -21,6 +21,14 @@ class Measure(StrEnum):
     """In no operation that may wait for other ranks: what a slow rank has more of."""
     WAITING = "waiting"
     """In such operations, their own transfers among it: what its peers have more of."""
+    FORWARD = "forward"
+    """In forward passes, without waiting for others; the rest likewise."""
+    BACKWARD = "backward"
+    DATA = "data"
+    """Until the step's batch was there."""
+    OPTIMIZER = "optimizer"
+    CHECKPOINT = "checkpoint"
+    """Until the state behind the step was in host memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +38,8 @@ class StepTime:
     step: int
     total_s: float
     work_s: float | None
+    spent_s: Mapping[str, float] | None = None
+    """By the names of phases and passes, waiting for others left out."""
 
     def of(self, measure: Measure) -> float | None:
         """That part of it."""
@@ -40,6 +50,8 @@ class StepTime:
                 return self.work_s
             case Measure.WAITING:
                 return None if self.work_s is None else max(0.0, self.total_s - self.work_s)
+            case _:
+                return None if self.spent_s is None else self.spent_s.get(measure, 0.0)
 
 
 def step_times(rank: TracedRank) -> list[StepTime]:
@@ -55,9 +67,29 @@ def step_times(rank: TracedRank) -> list[StepTime]:
             total_s=(each.end_ns - each.start_ns) / 1e9,
             # Some of its operations have been written over.
             work_s=None if known_ns is None or each.start_ns < known_ns else work / 1e9,
+            spent_s=spent_s,
         )
-        for each, work in zip(rank.steps, work_ns, strict=True)
+        for each, work, spent_s in zip(rank.steps, work_ns, _spent_s(rank), strict=True)
     ]
+
+
+def _spent_s(rank: TracedRank) -> list[dict[str, float] | None]:
+    """Of each step what its phases and passes took; None where some have been written over."""
+    known_ns = min((each.start_ns for each in rank.spans), default=None)
+    starts = [each.start_ns for each in rank.steps]
+    found: list[dict[str, float] | None] = [
+        None if known_ns is None or start_ns < known_ns else {} for start_ns in starts
+    ]
+    for span in rank.spans:
+        index = bisect_right(starts, span.start_ns) - 1
+        if index < 0 or not span.is_over:
+            continue
+        # A step ends before its checkpoint is taken; what else lies behind the last is the next's.
+        if span.start_ns < rank.steps[index].end_ns or span.name == Measure.CHECKPOINT:
+            spent = found[index]
+            if spent is not None:
+                spent[span.name] = spent.get(span.name, 0.0) + span.own_ns / 1e9
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from outlast.layout import Coordinate, Layout
@@ -11,6 +12,7 @@ from outlast.layout import Coordinate, Layout
 if TYPE_CHECKING:
     from outlast.v1.ranks_pb2 import ReadTimesResponse
 
+OWN_WORK = "own work"
 # All members end them at nearly the same moment, and wait in them for the last one to begin.
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all")
 
@@ -36,6 +38,23 @@ class TracedOperation(Span):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracedSpan(Span):
+    """A phase of a rank, or a pass within one."""
+
+    is_pass: bool
+    chunk: int
+    micro_batch: int
+    waited_ns: int
+    """In operations, which may wait for other ranks."""
+    is_over: bool = True
+
+    @property
+    def own_ns(self) -> int:
+        """What the rank spent by itself."""
+        return max(0, self.end_ns - self.start_ns - self.waited_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TracedStep(Span):
     """A training step that a rank has completed."""
 
@@ -44,7 +63,7 @@ class TracedStep(Span):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedRank:
-    """A rank with its last operations and steps, each in the order of their ends."""
+    """A rank with its last operations, steps and spans, each in the order of their ends."""
 
     rank: int
     node: str
@@ -52,6 +71,7 @@ class TracedRank:
     """None for a rank that is not in the job's present layout."""
     operations: tuple[TracedOperation, ...]
     steps: tuple[TracedStep, ...]
+    spans: tuple[TracedSpan, ...] = ()
     known_ns: int | None = None
     """Since when all of its operations are there; None: since the first of them."""
 
@@ -74,9 +94,9 @@ def traced_ranks(found: Iterable[ReadTimesResponse], layout: Layout) -> list[Tra
         for span in each.times.operations
         for moment in (span.start_ns, span.end_ns)
     ]
-    latest_ns = max(
-        [*moments, *(span.end_ns for each in found for span in each.times.steps)], default=0
-    )
+    ends = [span.end_ns for each in found for span in each.times.steps]
+    ends += [span.end_ns for each in found for span in each.times.spans]
+    latest_ns = max([*moments, *ends], default=0)
     return [_traced_rank(each, layout, latest_ns) for each in found]
 
 
@@ -106,6 +126,19 @@ def _traced_rank(found: ReadTimesResponse, layout: Layout, latest_ns: int) -> Tr
                 end_ns=each.end_ns,
             )
             for each in found.times.steps
+        ),
+        spans=tuple(
+            TracedSpan(
+                name=each.work or each.phase,
+                is_pass=bool(each.work),
+                chunk=each.chunk,
+                micro_batch=each.micro_batch,
+                start_ns=each.start_ns,
+                end_ns=each.end_ns or max(latest_ns, each.start_ns),
+                waited_ns=each.waited_ns,
+                is_over=each.end_ns > 0,
+            )
+            for each in found.times.spans
         ),
     )
 
@@ -138,11 +171,53 @@ def own_work(rank: TracedRank, least_ns: int) -> list[Span]:
             operation = operations[index]
             index += 1
             if operation.start_ns - at_ns >= least_ns:
-                found.append(Span(name="own work", start_ns=at_ns, end_ns=operation.start_ns))
+                found.append(Span(name=OWN_WORK, start_ns=at_ns, end_ns=operation.start_ns))
             at_ns = max(at_ns, operation.end_ns)
         if step.end_ns - at_ns >= least_ns:
-            found.append(Span(name="own work", start_ns=at_ns, end_ns=step.end_ns))
+            found.append(Span(name=OWN_WORK, start_ns=at_ns, end_ns=step.end_ns))
     return found
+
+
+def named_work(rank: TracedRank, least_ns: int) -> list[TracedSpan]:
+    """`own_work`, by the passes that it was spent on, or else by the phases."""
+    over = sorted((each for each in rank.spans if each.is_over), key=lambda each: each.start_ns)
+    passes = [each for each in over if each.is_pass]
+    phases = [each for each in over if not each.is_pass]
+    found = []
+    for gap in own_work(rank, least_ns):
+        for piece, of_pass in _cut_by(gap, passes):
+            named = [(piece, of_pass)] if of_pass else _cut_by(piece, phases)
+            found += [
+                TracedSpan(
+                    name=each.name if each else OWN_WORK,
+                    is_pass=each is not None and each.is_pass,
+                    chunk=each.chunk if each else 0,
+                    micro_batch=each.micro_batch if each else -1,
+                    start_ns=part.start_ns,
+                    end_ns=part.end_ns,
+                    waited_ns=0,
+                )
+                for part, each in named
+                if part.end_ns - part.start_ns >= least_ns
+            ]
+    return found
+
+
+def _cut_by(gap: Span, spans: Sequence[TracedSpan]) -> list[tuple[Span, TracedSpan | None]]:
+    """Parts of `gap`, in order: those within one of `spans`, and those between them."""
+    parts: list[tuple[Span, TracedSpan | None]] = []
+    at_ns = gap.start_ns
+    for each in spans[bisect_right(spans, at_ns, key=lambda span: span.end_ns) :]:
+        if each.start_ns >= gap.end_ns:
+            break
+        if each.start_ns > at_ns:
+            parts.append((replace(gap, start_ns=at_ns, end_ns=each.start_ns), None))
+        end_ns = min(each.end_ns, gap.end_ns)
+        parts.append((replace(gap, start_ns=max(at_ns, each.start_ns), end_ns=end_ns), each))
+        at_ns = end_ns
+    if at_ns < gap.end_ns:
+        parts.append((replace(gap, start_ns=at_ns), None))
+    return parts
 
 
 def last_to_begin(ranks: Iterable[TracedRank], layout: Layout) -> dict[Meeting, tuple[int, int]]:

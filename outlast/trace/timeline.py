@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from outlast.layout import Layout
 from outlast.trace.clocks import ahead_ns, aligned
 from outlast.trace.events import LEAST_WORK_NS, cut
-from outlast.trace.ranks import TracedOperation, TracedRank, last_to_begin, meeting_of, own_work
-
-WORK = "own work"
+from outlast.trace.ranks import (
+    TracedOperation,
+    TracedRank,
+    last_to_begin,
+    meeting_of,
+    named_work,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,9 @@ class Bar:
     """The group of an operation; "" for work of the rank's own."""
     sequence: int = 0
     detail: int = -1
+    """As of `outlast.blackbox.OpRecord`; of work the micro-batch."""
+    chunk: int = 0
+    """Of work, which of the rank's parts of the model."""
     is_over: bool = True
     last: int | None = None
     """Of a collective the rank that began it last, for which the others had to wait."""
@@ -89,11 +96,13 @@ def timeline(ranks: Sequence[TracedRank], layout: Layout, step: int) -> Timeline
     def track_of(rank: TracedRank) -> Track:
         work = [
             Bar(
-                name=WORK,
+                name=each.name,
                 begun_s=(each.start_ns - begun_ns) / 1e9,
                 ended_s=(each.end_ns - begun_ns) / 1e9,
+                detail=each.micro_batch,
+                chunk=each.chunk,
             )
-            for each in own_work(rank, LEAST_WORK_NS)
+            for each in named_work(rank, LEAST_WORK_NS)
         ]
         bars = sorted(
             [*work, *(bar_of(rank, each) for each in rank.operations)],

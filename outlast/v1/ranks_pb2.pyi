@@ -196,19 +196,63 @@ class RankTimes(google.protobuf.message.Message):
 
     OPERATIONS_FIELD_NUMBER: builtins.int
     STEPS_FIELD_NUMBER: builtins.int
+    SPANS_FIELD_NUMBER: builtins.int
     @property
     def operations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimedOperation]: ...
     @property
     def steps(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimedStep]: ...
+    @property
+    def spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimedSpan]: ...
     def __init__(
         self,
         *,
         operations: collections.abc.Iterable[global___TimedOperation] | None = ...,
         steps: collections.abc.Iterable[global___TimedStep] | None = ...,
+        spans: collections.abc.Iterable[global___TimedSpan] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["operations", b"operations", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["operations", b"operations", "spans", b"spans", "steps", b"steps"]) -> None: ...
 
 global___RankTimes = RankTimes
+
+@typing.final
+class TimedSpan(google.protobuf.message.Message):
+    """TimedSpan is a phase of a rank, or a pass within one: what it computed, where it was not waiting."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: builtins.int
+    WORK_FIELD_NUMBER: builtins.int
+    CHUNK_FIELD_NUMBER: builtins.int
+    MICRO_BATCH_FIELD_NUMBER: builtins.int
+    START_NS_FIELD_NUMBER: builtins.int
+    END_NS_FIELD_NUMBER: builtins.int
+    WAITED_NS_FIELD_NUMBER: builtins.int
+    phase: builtins.str
+    """The phase: "data", "forward_backward", "gradient_sync", "optimizer", "checkpoint", ..."""
+    work: builtins.str
+    """"forward" or "backward"; empty for the phase itself."""
+    chunk: builtins.int
+    """Of a pass: which of the rank's parts of the model, and the micro-batch; -1 for a phase."""
+    micro_batch: builtins.int
+    start_ns: builtins.int
+    end_ns: builtins.int
+    """0: the rank is still in this phase, or ended there."""
+    waited_ns: builtins.int
+    """Of it in operations, which may wait for other ranks."""
+    def __init__(
+        self,
+        *,
+        phase: builtins.str = ...,
+        work: builtins.str = ...,
+        chunk: builtins.int = ...,
+        micro_batch: builtins.int = ...,
+        start_ns: builtins.int = ...,
+        end_ns: builtins.int = ...,
+        waited_ns: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "end_ns", b"end_ns", "micro_batch", b"micro_batch", "phase", b"phase", "start_ns", b"start_ns", "waited_ns", b"waited_ns", "work", b"work"]) -> None: ...
+
+global___TimedSpan = TimedSpan
 
 @typing.final
 class TimedOperation(google.protobuf.message.Message):

@@ -69,8 +69,8 @@ class RanksServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReadTimes(self, request, context):
-        """ReadTimes sends when each rank's last operations and steps began and ended, as its black box
-        has them, of ranks that have ended, too.
+        """ReadTimes sends when each rank's last operations, steps, phases and passes began and ended, as
+        its black box has them, of ranks that have ended, too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -31,8 +31,8 @@ class RanksStub:
         outlast.v1.ranks_pb2.ReadTimesRequest,
         outlast.v1.ranks_pb2.ReadTimesResponse,
     ]
-    """ReadTimes sends when each rank's last operations and steps began and ended, as its black box
-    has them, of ranks that have ended, too.
+    """ReadTimes sends when each rank's last operations, steps, phases and passes began and ended, as
+    its black box has them, of ranks that have ended, too.
     """
 
     ReadStacks: grpc.UnaryStreamMultiCallable[
@@ -60,8 +60,8 @@ class RanksAsyncStub:
         outlast.v1.ranks_pb2.ReadTimesRequest,
         outlast.v1.ranks_pb2.ReadTimesResponse,
     ]
-    """ReadTimes sends when each rank's last operations and steps began and ended, as its black box
-    has them, of ranks that have ended, too.
+    """ReadTimes sends when each rank's last operations, steps, phases and passes began and ended, as
+    its black box has them, of ranks that have ended, too.
     """
 
     ReadStacks: grpc.aio.UnaryStreamMultiCallable[
@@ -93,8 +93,8 @@ class RanksServicer(metaclass=abc.ABCMeta):
         request: outlast.v1.ranks_pb2.ReadTimesRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[outlast.v1.ranks_pb2.ReadTimesResponse], collections.abc.AsyncIterator[outlast.v1.ranks_pb2.ReadTimesResponse]]:
-        """ReadTimes sends when each rank's last operations and steps began and ended, as its black box
-        has them, of ranks that have ended, too.
+        """ReadTimes sends when each rank's last operations, steps, phases and passes began and ended, as
+        its black box has them, of ranks that have ended, too.
         """
 
     @abc.abstractmethod

@@ -34,7 +34,7 @@ from outlast.blackbox import (
     StepUse,
     Writer,
 )
-from outlast.blackbox.file import FILE_BYTES, HEADER_BYTES
+from outlast.blackbox.file import HEADER_BYTES, Rings
 from outlast.blackbox.records import MAX_COUNT
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import WorkerFiles
@@ -55,6 +55,7 @@ NUM_WORDS = 168
 STEPS_END = HEADER_BYTES + 512 * 72
 EXTREMES = (0, 1, -1, 2**31, -(2**31), 2**53, 2**63 - 1, -(2**63), 2**62, 10, 9, 5, 255, 1 << 32)
 SECOND_NS = 10**9
+FILE_BYTES = Rings().file_bytes
 
 
 def write_box(path: Path, rank: int) -> None:

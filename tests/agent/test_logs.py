@@ -13,9 +13,10 @@ from controller.agent.observe.log_times import LogTimes
 from controller.agent.observe.logs import Logs
 from controller.agent.observe.worker_logs import WorkerLogs
 from controller.agent.workers.worker import Worker
-from outlast.blackbox import Group, Op, Writer
+from controller.rpc.server import MAX_INBOUND_BYTES
+from outlast.blackbox import Group, Op, Pass, Phase, SpanRecord, Writer
 from outlast.v1 import agents_pb2, ranks_pb2
-from outlast.worker_contract import WorkerFiles
+from outlast.worker_contract import MOST_BLACK_BOX_RECORDS, WorkerFiles
 
 DEADLINE_S = 60.0
 
@@ -68,6 +69,18 @@ def test_times_are_those_of_black_boxes(jobs_dir: Path) -> None:
     writer = Writer(folder / "rank-00001.blackbox", rank=1, world_size=2, attempt=10)
     writer.enter(Op.ALL_REDUCE, Group.DP)
     writer.leave()
+    writer.phase(Phase.FORWARD_BACKWARD)
+    writer.spent(
+        SpanRecord(
+            phase=Phase.FORWARD_BACKWARD,
+            work=Pass.FORWARD,
+            chunk=1,
+            micro_batch=2,
+            start_ns=5,
+            end_ns=9,
+            waited_ns=1,
+        )
+    )
     writer.enter(Op.SEND, Group.PP, 3)
     # Rank 0 has no box, and what is no box has no times.
     (folder / "rank-00000.blackbox").write_bytes(b"none")
@@ -78,6 +91,36 @@ def test_times_are_those_of_black_boxes(jobs_dir: Path) -> None:
     assert (first.op, first.group, first.sequence) == ("all_reduce", "dp", 1)
     assert 0 < first.start_ns <= first.end_ns <= second.start_ns
     assert (second.op, second.detail, second.end_ns) == ("send", 3, 0)
+    started, forward, present = times.spans
+    assert (started.phase, started.work, started.micro_batch) == ("starting", "", -1)
+    assert started.waited_ns == first.end_ns - first.start_ns
+    assert (forward.phase, forward.work) == ("forward_backward", "forward")
+    assert (forward.chunk, forward.micro_batch, forward.waited_ns) == (1, 2, 1)
+    # The phase that the rank is in has not ended.
+    assert (present.phase, present.work, present.end_ns) == ("forward_backward", "", 0)
+    assert present.start_ns == started.end_ns
+
+
+def test_the_longest_black_box_is_one_message(jobs_dir: Path) -> None:
+    path = jobs_dir / "job" / "a10" / "rank-00001.blackbox"
+    writer = Writer(path, rank=1, world_size=2, attempt=10, records=MOST_BLACK_BOX_RECORDS)
+    at_ns = 2**62
+    span = SpanRecord(
+        phase=Phase.FORWARD_BACKWARD,
+        work=Pass.BACKWARD,
+        chunk=100,
+        micro_batch=10_000,
+        start_ns=at_ns,
+        end_ns=at_ns,
+        waited_ns=10**12,
+    )
+    for _ in range(MOST_BLACK_BOX_RECORDS):
+        writer.enter(Op.REDUCE_SCATTER, Group.EXPERT_DP, 10_000)
+        writer.leave()
+        writer.spent(span)
+    (chunk,) = answers(jobs_dir, times=True)
+    assert len(ranks_pb2.RankTimes.FromString(chunk.data).spans) > MOST_BLACK_BOX_RECORDS - 2
+    assert chunk.ByteSize() < MAX_INBOUND_BYTES
 
 
 def test_each_piece_has_the_time_at_which_it_was_seen(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from outlast.layout import Layout
 from outlast.trace.heat import HeatMap, Measure, step_times
-from outlast.trace.ranks import TracedRank
-from tests.trace.test_trace import operation, rank_of, step
+from outlast.trace.ranks import TracedRank, TracedSpan
+from tests.trace.test_trace import a_pass, a_phase, operation, rank_of, step
 
 
 def a_rank(number: int, work_ms: float, steps: range = range(1, 5), dp: int = 4) -> TracedRank:
@@ -49,6 +49,49 @@ def test_of_steps_whose_operations_are_lost_the_length_is_known() -> None:
     assert [each.work_s is None for each in times] == [True, True, True, False]
     assert {each.total_s for each in times} == {0.01}
     assert [each.work_s for each in step_times(replace(rank, operations=()))] == [None] * 4
+
+
+def spans_of_step(at_ms: float) -> tuple[TracedSpan, ...]:
+    """As a rank notes them, in the order of their ends; its step takes 10 ms."""
+    return (
+        a_phase("data", at_ms, at_ms + 1),
+        a_pass("forward", at_ms + 1, at_ms + 4, waited_ms=1),
+        a_pass("backward", at_ms + 4, at_ms + 7),
+        a_pass("forward", at_ms + 7, at_ms + 8),
+        a_phase("forward_backward", at_ms + 1, at_ms + 8, waited_ms=1),
+        a_phase("optimizer", at_ms + 8, at_ms + 10),
+        # Once the step is over.
+        a_phase("checkpoint", at_ms + 10.5, at_ms + 12),
+    )
+
+
+def test_a_step_is_split_by_its_phases_and_passes() -> None:
+    steps = (step(1, 0, 10), step(2, 12, 22))
+    spans = (*spans_of_step(0), *spans_of_step(12)[:-1], a_phase("data", 22.5, 23))
+    first, second = step_times(replace(rank_of(0, (), steps), spans=spans))
+    found = {measure: first.of(measure) for measure in Measure if measure is not Measure.STEP}
+    assert found == {
+        Measure.WORK: None,
+        Measure.WAITING: None,
+        Measure.FORWARD: pytest.approx(0.003),
+        Measure.BACKWARD: pytest.approx(0.003),
+        Measure.DATA: pytest.approx(0.001),
+        Measure.OPTIMIZER: pytest.approx(0.002),
+        Measure.CHECKPOINT: pytest.approx(0.0015),
+    }
+    # It saved nothing, and the data behind it is of the step that is not over.
+    assert second.of(Measure.CHECKPOINT) == 0
+    assert second.of(Measure.DATA) == pytest.approx(0.001)
+
+
+def test_of_steps_whose_passes_are_lost_nothing_is_said_of_them() -> None:
+    steps = (step(1, 0, 10), step(2, 12, 22))
+    # The ring has gone round within the first step.
+    spans = (*spans_of_step(0)[3:], *spans_of_step(12))
+    first, second = step_times(replace(rank_of(0, (), steps), spans=spans))
+    assert (first.of(Measure.FORWARD), first.of(Measure.DATA)) == (None, None)
+    assert second.of(Measure.FORWARD) == pytest.approx(0.003)
+    assert [each.of(Measure.DATA) for each in step_times(rank_of(0, (), steps))] == [None, None]
 
 
 def test_the_slow_rank_has_the_work_and_its_peers_the_waiting() -> None:

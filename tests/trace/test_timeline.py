@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from outlast.layout import Layout
-from outlast.trace.timeline import WORK, Bar, known_steps, timeline
-from tests.trace.test_trace import LAYOUT, operation, rank_of, step
+from outlast.trace.ranks import OWN_WORK, Span, TracedSpan, named_work, own_work
+from outlast.trace.timeline import Bar, known_steps, timeline
+from tests.trace.test_trace import LAYOUT, MS, a_pass, a_phase, operation, rank_of, step
 
 
 def shape(bars: tuple[Bar, ...]) -> list[tuple[str, float, float]]:
@@ -31,8 +36,8 @@ RANKS = [
 def test_a_step_is_work_and_operations_in_order() -> None:
     found = timeline(RANKS, LAYOUT, 2)
     first, second = found.tracks
-    assert shape(first.bars) == [(WORK, 0, 3), ("all_reduce", 3, 10), (WORK, 10, 11)]
-    assert shape(second.bars) == [(WORK, 0, 8), ("all_reduce", 8, 10)]
+    assert shape(first.bars) == [(OWN_WORK, 0, 3), ("all_reduce", 3, 10), (OWN_WORK, 10, 11)]
+    assert shape(second.bars) == [(OWN_WORK, 0, 8), ("all_reduce", 8, 10)]
     assert found.length_s == pytest.approx(0.011)
     assert (found.begun_ns, found.step, found.apart_s) == (10_000_000, 2, 0)
     assert [(track.rank, track.node, track.pp) for track in found.tracks] == [
@@ -70,3 +75,63 @@ def test_ranks_that_have_not_done_the_step_have_no_track() -> None:
     behind = rank_of(1, (operation(8, 10),), (step(1, 0, 10),))
     assert [track.rank for track in timeline([RANKS[0], behind], LAYOUT, 2).tracks] == [0]
     assert timeline([], LAYOUT, 2).tracks == ()
+
+
+def test_work_has_the_name_of_its_pass_or_else_of_its_phase() -> None:
+    rank = replace(
+        rank_of(0, (operation(0, 1), operation(4, 6, name="recv", group="pp")), (step(1, 1, 20),)),
+        spans=(
+            a_phase("data", 1, 2),
+            a_pass("forward", 3, 9, micro_batch=2, chunk=1),
+            a_phase("forward_backward", 2, 11),
+            a_phase("optimizer", 11, 15),
+        ),
+    )
+    (track,) = timeline([rank], LAYOUT, 1).tracks
+    assert shape(track.bars) == [
+        ("data", 0, 1),
+        # Before the pass, which then waits in the middle.
+        ("forward_backward", 1, 2),
+        ("forward", 2, 3),
+        ("recv", 3, 5),
+        ("forward", 5, 8),
+        ("forward_backward", 8, 10),
+        ("optimizer", 10, 14),
+        # A phase that has not ended has no length yet.
+        (OWN_WORK, 14, 19),
+    ]
+    passes = [(bar.detail, bar.chunk) for bar in track.bars if bar.name == "forward"]
+    assert passes == [(2, 1), (2, 1)]
+    assert {bar.detail for bar in track.bars if bar.name == "optimizer"} == {-1}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_work_is_cut_up_and_nothing_of_it_lost_or_counted_twice(data: st.DataObject) -> None:
+    def spans_of(name: str, *, is_pass: bool) -> list[TracedSpan]:
+        edges = sorted(data.draw(st.sets(st.integers(0, 100), max_size=12)))
+        pairs = zip(edges[::2], edges[1::2], strict=False)
+        make = a_pass if is_pass else a_phase
+        return [make(name, *pair) for pair in pairs]
+
+    edges = sorted(data.draw(st.sets(st.integers(1, 100), max_size=10)))
+    operations = [operation(*pair) for pair in zip(edges[::2], edges[1::2], strict=False)]
+    passes = spans_of("forward", is_pass=True)
+    phases = spans_of("data", is_pass=False)
+    rank = replace(
+        rank_of(0, (operation(-1, 0), *operations), (step(1, 0, 100),)),
+        spans=(*passes, *phases),
+    )
+    found = named_work(rank, 1)
+    moments = [moment for each in found for moment in range(each.start_ns // MS, each.end_ns // MS)]
+    busy = {moment for each in own_work(rank, 1) for moment in _moments(each)}
+    assert sorted(moments) == sorted(busy)
+    in_pass = {moment for each in passes for moment in _moments(each)}
+    in_phase = {moment for each in phases for moment in _moments(each)} - in_pass
+    for each in found:
+        inside = {"forward": in_pass, "data": in_phase}.get(each.name, busy - in_pass - in_phase)
+        assert set(_moments(each)) <= inside
+
+
+def _moments(span: Span) -> range:
+    return range(span.start_ns // MS, span.end_ns // MS)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from outlast.layout import Layout
 from outlast.trace.clocks import ahead_ns, aligned
 from outlast.trace.events import Mark, cut, events
-from outlast.trace.ranks import TracedOperation, TracedRank, TracedStep, own_work, traced_ranks
+from outlast.trace.ranks import (
+    TracedOperation,
+    TracedRank,
+    TracedSpan,
+    TracedStep,
+    own_work,
+    traced_ranks,
+)
 from outlast.v1 import ranks_pb2
 
 MS = 1_000_000
@@ -35,6 +44,31 @@ def operation(
 def step(number: int, start_ms: float, end_ms: float) -> TracedStep:
     start_ns, end_ns = round(start_ms * MS), round(end_ms * MS)
     return TracedStep(name=f"step {number}", step=number, start_ns=start_ns, end_ns=end_ns)
+
+
+def a_phase(name: str, start_ms: float, end_ms: float, *, waited_ms: float = 0) -> TracedSpan:
+    return TracedSpan(
+        name=name,
+        is_pass=False,
+        chunk=0,
+        micro_batch=-1,
+        start_ns=round(start_ms * MS),
+        end_ns=round(end_ms * MS),
+        waited_ns=round(waited_ms * MS),
+    )
+
+
+def a_pass(
+    name: str,
+    start_ms: float,
+    end_ms: float,
+    *,
+    micro_batch: int = 0,
+    chunk: int = 0,
+    waited_ms: float = 0,
+) -> TracedSpan:
+    phase = a_phase(name, start_ms, end_ms, waited_ms=waited_ms)
+    return replace(phase, is_pass=True, micro_batch=micro_batch, chunk=chunk)
 
 
 def rank_of(
@@ -172,6 +206,33 @@ def test_work_before_the_first_operation_of_what_is_cut_out_is_there() -> None:
     assert spans(cut([rank], 2, 2), "own work") == [(0, 0, 2), (0, 3, 7)]
 
 
+def test_phases_and_passes_have_threads_of_their_own() -> None:
+    rank = replace(
+        rank_of(0, (operation(2, 3),), (step(1, 0, 10), step(2, 10, 20))),
+        spans=(
+            a_pass("forward", 1, 4, micro_batch=3, chunk=1, waited_ms=1),
+            a_phase("forward_backward", 0, 5, waited_ms=1),
+            replace(a_phase("optimizer", 5, 6), is_over=False),
+            a_pass("forward", 11, 14),
+        ),
+    )
+    assert spans([rank], "phases") == [(0, 0, 5), (0, 5, 1)]
+    assert spans([rank], "passes") == [(0, 1, 3), (0, 11, 3)]
+    assert spans(cut([rank], 2, 2), "passes") == [(0, 1, 3)]
+    assert spans(cut([rank], 2, 2), "phases") == []
+    found = {event["name"]: event.get("args") for event in events([rank], LAYOUT)}
+    assert found["forward_backward"] == {"waited (us)": 1000}
+    assert "optimizer (not left)" in found
+    first = next(event for event in events([rank], LAYOUT) if event["name"] == "forward")
+    assert first["args"] == {"waited (us)": 1000, "micro-batch": 3, "chunk": 1}
+
+
+def test_clocks_move_phases_and_passes_as_well() -> None:
+    rank = replace(rank_of(0, (), (step(1, 0, 10),)), spans=(a_phase("data", 1, 4),))
+    (moved,) = aligned([rank], {"n0": MS})
+    assert moved.spans == (a_phase("data", 0, 3),)
+
+
 def test_marks_are_of_the_whole_trace() -> None:
     mark = Mark(name="incident a.i1", at_ns=5 * MS, facts={"action": "restart"})
     *_, last = events([rank_of(0, (operation(1, 2),))], LAYOUT, [mark])
@@ -183,13 +244,22 @@ def test_ranks_are_read_as_the_controller_sends_them() -> None:
     first.times.operations.add(op="send", group="pp", sequence=4, detail=2, start_ns=1, end_ns=3)
     first.times.operations.add(op="all_reduce", group="dp", sequence=9, detail=-1, start_ns=4)
     first.times.steps.add(step=7, start_ns=0, end_ns=5)
+    first.times.spans.add(
+        phase="forward_backward", work="forward", chunk=1, micro_batch=2, start_ns=1, end_ns=3
+    )
+    first.times.spans.add(phase="forward_backward", micro_batch=-1, start_ns=1, waited_ns=0)
     # The job had more ranks then.
     gone = ranks_pb2.ReadTimesResponse(node="n2", rank=2)
     rank, other = traced_ranks([gone, first], LAYOUT)
     assert (rank.at, rank.node, other.at) == (LAYOUT.coordinate(1), "n1", None)
     assert rank.operations[0].detail == 2
     assert rank.steps == (TracedStep(name="step 7", step=7, start_ns=0, end_ns=5),)
+    computed, phase = rank.spans
+    assert (computed.name, computed.is_pass, computed.chunk) == ("forward", True, 1)
+    assert (computed.micro_batch, computed.is_over) == (2, True)
+    assert (phase.name, phase.is_pass, phase.is_over) == ("forward_backward", False, False)
     # It is still inside.
+    assert phase.end_ns == 5
     assert (rank.operations[1].end_ns, rank.operations[1].is_over) == (5, False)
     names = [event["name"] for event in events([rank], LAYOUT) if event["ph"] == "X"]
     assert names[-1] == "all_reduce (not left)"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from outlast.blackbox import Group, Reader, Writer
+from outlast.blackbox import Group, Pass, Reader, Writer
 from outlast.spec.parse import parse_spec
 from tests.trainer.jobs import mesh_of
 from tests.trainer.ranks import RankContext
@@ -58,8 +58,10 @@ def train(
     for part in state.flat.parts:
         weights.update(part.master.numpy().tobytes())
     reader = Reader(path)
+    passes = [each for each in reader.spans() if each.work is not Pass.NONE]
     return {
         "agreed": agreed,
+        "passes": [(each.name, each.chunk, each.micro_batch) for each in passes],
         "eval": [record.eval_loss for record in reader.new_steps()],
         "weights": weights.hexdigest(),
         "random": torch.get_rng_state().tolist(),

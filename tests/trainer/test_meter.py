@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from outlast.blackbox import Group
+from outlast.blackbox import Group, Pass, SpanRecord
+from outlast.clock import node_time_ns
 from tests.trainer.jobs_numbers import memory_growth
 from tests.trainer.ranks import RankPool
 from trainer.parallel import timeline
@@ -87,7 +88,8 @@ def test_each_step_counts_for_itself(clock: list[int]) -> None:
     groups = {Group.PP: [stages]}
     found = StepMeter(groups, PeakMemory(torch.device("cpu")), HostTimeline())
     assert found.take(Timing()).sent_bytes == {Group.PP: 0}
-    found.begin()
+    passes: list[SpanRecord] = []
+    found.begin(passes.append)
     found.before_forward(0, 0)
     clock[0] += 5
     found.after_forward(0, 0)
@@ -96,9 +98,37 @@ def test_each_step_counts_for_itself(clock: list[int]) -> None:
     assert (use.forward_ns, use.sent_bytes) == (5, {Group.PP: 8})
     # An evaluation between two steps belongs to neither.
     stages.bytes_sent += 100
-    found.begin()
+    found.begin(passes.append)
     last = found.take(Timing())
     assert (last.forward_ns, last.sent_bytes) == (0, {Group.PP: 0})
+    assert len(passes) == 1
+
+
+def test_each_pass_is_noted_as_it_ends(clock: list[int]) -> None:
+    stages = Messages()
+    found = StepMeter({Group.PP: [stages]}, PeakMemory(torch.device("cpu")), HostTimeline())
+    passes: list[SpanRecord] = []
+    found.begin(passes.append)
+    since_ns = node_time_ns()
+    for micro_batch in (0, 1):
+        found.before_forward(1, micro_batch)
+        clock[0] += 7
+        stages.waited_ns += 3
+        found.after_forward(1, micro_batch)
+    found.before_backward(0, 1)
+    clock[0] += 9
+    found.after_backward(0, 1, last=True)
+    assert [(each.work, each.chunk, each.micro_batch) for each in passes] == [
+        (Pass.FORWARD, 1, 0),
+        (Pass.FORWARD, 1, 1),
+        (Pass.BACKWARD, 0, 1),
+    ]
+    assert [(each.start_ns - since_ns, each.end_ns - since_ns) for each in passes] == [
+        (0, 7),
+        (7, 14),
+        (14, 23),
+    ]
+    assert [each.waited_ns for each in passes] == [3, 3, 0]
 
 
 def test_peak_of_memory_grows_with_what_is_used(ranks: RankPool) -> None:

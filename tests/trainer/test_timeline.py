@@ -155,6 +155,7 @@ def test_passes_and_waits_have_the_devices_times(
     moments = _late(device)
     comm = _comm(writer, moments)
     meter = StepMeter({Group.TP: [comm]}, PeakMemory(torch.device("cpu")), moments)
+    meter.begin(writer.spent)
     for before, wait, after in ((10.0, 3.0, 5.0), (20.0, 1.0, 0.0)):
         meter.before_forward(0, 0)
         comm.departed()
@@ -175,6 +176,8 @@ def test_passes_and_waits_have_the_devices_times(
     ]
     spans = [(op.start_ns - WALL_NS, op.end_ns - WALL_NS) for op in reader.ops()]
     assert spans == [(10_000_000, 13_000_000), (38_000_000, 39_000_000)]
+    passes = [(p.start_ns - WALL_NS, p.end_ns - WALL_NS, p.waited_ns) for p in reader.spans()]
+    assert passes == [(0, 18_000_000, 3_000_000), (18_000_000, 39_000_000, 1_000_000)]
 
 
 def test_a_device_that_hangs_is_seen_in_the_operation_it_hangs_in(

@@ -5,6 +5,7 @@ On CUDA only does it have a purpose; here the same code runs over gloo.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from outlast.layout import Layout
+from outlast.spec.models import JobSpec
 from outlast.spec.parse import parse_spec
 from tests.trainer.jobs_warmup import train
 from tests.trainer.ranks import RankPool
@@ -51,6 +53,23 @@ def test_training_is_the_same_after_a_warm_up(
     without = ranks.run(train, world_size, document, tmp_path, False)
     assert ranks.run(train, world_size, document, tmp_path, True) == without
     assert without[0]["eval"][1] is not None
+    # Every micro-batch of every step once forward and once backward, through each chunk.
+    assert passes_of(without[0]) == expected_passes(parse_spec(document))
+
+
+def passes_of(found: dict[str, Any]) -> Counter[tuple[str, int, int]]:
+    return Counter(found["passes"])
+
+
+def expected_passes(spec: JobSpec) -> Counter[tuple[str, int, int]]:
+    return Counter(
+        {
+            (name, chunk, micro_batch): spec.steps
+            for name in ("forward", "backward")
+            for chunk in range(spec.parallel.virtual_stages)
+            for micro_batch in range(spec.num_micro_batches)
+        }
+    )
 
 
 def test_only_a_pipeline_on_cuda_needs_one() -> None:

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 from pathlib import Path
 
 import pytest
 
 from outlast.blackbox import (
     NUM_STEP_RECORDS,
+    BlackBoxError,
     Expected,
     Group,
     Op,
+    Pass,
     Phase,
     Reader,
+    SpanRecord,
     StartMark,
     StepRecord,
     StepUse,
     Writer,
     bubble_of,
 )
+from outlast.blackbox.file import IDENTITY
+from outlast.worker_contract import BLACK_BOX_RECORDS, MOST_BLACK_BOX_RECORDS
 
 
 def step_record(step: int, eval_loss: float | None = None) -> StepRecord:
@@ -94,6 +100,73 @@ def test_operation_entered_but_not_left_is_visible(path: Path) -> None:
     assert str(reader.present().last_operation) == "after dp all_reduce #1"
     assert writer.enter(Op.RECV, Group.PP, detail=2) == 1
     assert [record.op for record in reader.ops()] == [Op.ALL_REDUCE]
+
+
+def a_pass(micro_batch: int) -> SpanRecord:
+    return SpanRecord(
+        phase=Phase.FORWARD_BACKWARD,
+        work=Pass.BACKWARD,
+        chunk=1,
+        micro_batch=micro_batch,
+        start_ns=micro_batch,
+        end_ns=micro_batch + 5,
+        waited_ns=2,
+    )
+
+
+def test_phases_are_kept_with_what_they_waited_and_passes_beside_them(path: Path) -> None:
+    writer = Writer(path, rank=0, world_size=1, attempt=1)
+    reader = Reader(path)
+    writer.phase(Phase.FORWARD_BACKWARD)
+    writer.spent(a_pass(3))
+    writer.enter(Op.ALL_REDUCE, Group.DP)
+    writer.leave()
+    writer.phase(Phase.OPTIMIZER)
+    writer.phase(Phase.DATA)
+    start, one, computed, update = reader.spans()
+    assert one == a_pass(3)
+    assert [each.name for each in (start, one, computed, update)] == [
+        "starting",
+        "backward",
+        "forward_backward",
+        "optimizer",
+    ]
+    (operation,) = reader.ops()
+    assert computed.waited_ns == operation.end_ns - operation.start_ns
+    assert (start.waited_ns, update.waited_ns) == (0, 0)
+    # The next begins where the one before ends, and the last is still going on.
+    assert (start.end_ns, computed.end_ns) == (computed.start_ns, update.start_ns)
+    assert update.end_ns == reader.present().phase_since_ns
+    assert (update.work, update.micro_batch) == (Pass.NONE, -1)
+
+
+def test_as_many_records_are_kept_as_a_job_asks_for(path: Path) -> None:
+    writer = Writer(path, rank=0, world_size=1, attempt=1, records=300)
+    reader = Reader(path)
+    for number in range(310):
+        writer.enter(Op.SEND, Group.PP, number)
+        writer.leave()
+        writer.spent(a_pass(number))
+    assert [each.detail for each in reader.ops()] == list(range(10, 310))
+    assert [each.micro_batch for each in reader.spans()] == list(range(10, 310))
+    default = path.with_name("default")
+    Writer(default, rank=0, world_size=1, attempt=1)
+    assert default.stat().st_size - path.stat().st_size == 96 * (BLACK_BOX_RECORDS - 300)
+    # A box that is opened again with another length is read anew.
+    Writer(path, rank=0, world_size=1, attempt=2)
+    with pytest.raises(BlackBoxError, match="bytes, expected"):
+        reader.spans()
+    assert Reader(path).spans() == []
+
+
+@pytest.mark.parametrize("records", [0, -1, MOST_BLACK_BOX_RECORDS + 1])
+def test_a_length_that_no_box_has_is_refused(path: Path, records: int) -> None:
+    Writer(path, rank=0, world_size=1, attempt=1)
+    with path.open("r+b") as file:
+        file.seek(IDENTITY.size - 8)
+        file.write(struct.pack("<q", records))
+    with pytest.raises(BlackBoxError, match=f"{records} records"):
+        Reader(path)
 
 
 def test_idle_time_after_the_last_action_is_part_of_the_bubble() -> None:

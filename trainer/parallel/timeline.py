@@ -38,7 +38,7 @@ class Timeline(Protocol):
 
     @property
     def is_async(self) -> bool:
-        """Moments are known later, and by the wall clock as in the black box."""
+        """Moments are known later."""
         ...
 
     @property
@@ -47,7 +47,7 @@ class Timeline(Protocol):
         ...
 
     def stamp(self, note: Note) -> None:
-        """Let `note` have the moment at which all work given so far is done."""
+        """Let `note` have the moment at which all work given so far is done, in node time."""
 
     def finish(self, timeout_s: float | None = None) -> None:
         """Return once that moment has come, and every note has its own.
@@ -64,7 +64,7 @@ class HostTimeline:
     is_waited_for = False
 
     def stamp(self, note: Note) -> None:
-        note(time.monotonic_ns())
+        note(node_time_ns())
 
     def finish(self, timeout_s: float | None = None) -> None:
         """Nothing to wait for."""

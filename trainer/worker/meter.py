@@ -2,7 +2,8 @@
 
 The meter stands between the pipeline engine and whoever else listens to its chunks:
 it notes how long forward and backward passes take, and takes out what they waited
-for others. At the end of a step it adds what the groups say of their messages.
+for others. Each pass goes to the black box as it ends. At the end of a step the meter
+adds what the groups say of their messages.
 Times are those of whoever does the work: on a GPU the device's, as far as they are
 known when the step is taken.
 
@@ -12,12 +13,13 @@ What does not belong here: the meaning of the numbers. `outlast.blackbox` has th
 from __future__ import annotations
 
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
 
-from outlast.blackbox import Group, StepUse
+from outlast.blackbox import Group, Pass, Phase, SpanRecord, StepUse
 from trainer.parallel.timeline import Timeline
 
 
@@ -72,9 +74,10 @@ class StepMeter:
         self._memory = memory
         self._timeline = timeline
         self._inner = inner
-        self._forward_ns = 0
-        self._backward_ns = 0
-        self._began_ns = 0
+        self._spent: Callable[[SpanRecord], None] = _ignore
+        self._pass_ns = {Pass.FORWARD: 0, Pass.BACKWARD: 0}
+        # When the present pass began, and what the rank had waited by then.
+        self._began = (0, 0)
         self._before = self._read()
 
     def before_forward(self, chunk: int, micro_batch: int) -> None:
@@ -83,7 +86,7 @@ class StepMeter:
         self._timeline.stamp(self._begin)
 
     def after_forward(self, chunk: int, micro_batch: int) -> None:
-        self._timeline.stamp(self._end_forward)
+        self._timeline.stamp(partial(self._end, Pass.FORWARD, chunk, micro_batch))
         if self._inner is not None:
             self._inner.after_forward(chunk, micro_batch)
 
@@ -93,21 +96,25 @@ class StepMeter:
         self._timeline.stamp(self._begin)
 
     def after_backward(self, chunk: int, micro_batch: int, *, last: bool) -> None:
-        self._timeline.stamp(self._end_backward)
+        self._timeline.stamp(partial(self._end, Pass.BACKWARD, chunk, micro_batch))
         if self._inner is not None:
             self._inner.after_backward(chunk, micro_batch, last=last)
 
-    def begin(self) -> None:
-        """A step begins: evaluations and checkpoints before it are none of its use."""
+    def begin(self, spent: Callable[[SpanRecord], None]) -> None:
+        """A step begins: evaluations and checkpoints before it are none of its use.
+
+        `spent` gets each pass of the step as it ends.
+        """
+        self._spent = spent
         self._before = self._read()
-        self._forward_ns = self._backward_ns = 0
+        self._pass_ns = dict.fromkeys(self._pass_ns, 0)
 
     def take(self, timing: Timing, *, data_wait_ns: int = 0) -> StepUse:
         """What the step has used; `timing` is of its run of the engine."""
         then, now = self._before, self._read()
         return StepUse(
-            forward_ns=self._forward_ns,
-            backward_ns=self._backward_ns,
+            forward_ns=self._pass_ns[Pass.FORWARD],
+            backward_ns=self._pass_ns[Pass.BACKWARD],
             busy_ns=round(timing.busy_s * 1e9),
             waited_ns=round(timing.waited_s * 1e9),
             hidden_ns={group: now[group].hidden_ns - then[group].hidden_ns for group in now},
@@ -121,17 +128,31 @@ class StepMeter:
         return {group: _Reading(messages) for group, messages in self._groups.items()}
 
     def _begin(self, now_ns: int) -> None:
-        self._began_ns = self._own_ns(now_ns)
+        self._began = (now_ns, self._waited_ns())
 
-    def _end_forward(self, now_ns: int) -> None:
-        self._forward_ns += self._own_ns(now_ns) - self._began_ns
+    def _end(self, work: Pass, chunk: int, micro_batch: int, now_ns: int) -> None:
+        start_ns, waited_before_ns = self._began
+        waited_ns = self._waited_ns() - waited_before_ns
+        self._pass_ns[work] += now_ns - start_ns - waited_ns
+        self._spent(
+            SpanRecord(
+                phase=Phase.FORWARD_BACKWARD,
+                work=work,
+                chunk=chunk,
+                micro_batch=micro_batch,
+                start_ns=start_ns,
+                end_ns=now_ns,
+                waited_ns=waited_ns,
+            )
+        )
 
-    def _end_backward(self, now_ns: int) -> None:
-        self._backward_ns += self._own_ns(now_ns) - self._began_ns
+    def _waited_ns(self) -> int:
+        """For how long the rank has stood still for others so far."""
+        return sum(one.waited_ns for messages in self._groups.values() for one in messages)
 
-    def _own_ns(self, now_ns: int) -> int:
-        """A clock that stands still while the rank waits for others."""
-        return now_ns - sum(one.waited_ns for messages in self._groups.values() for one in messages)
+
+def _ignore(span: SpanRecord) -> None:
+    """Of passes before the first step, which warm it up."""
 
 
 class _Reading:

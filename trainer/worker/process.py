@@ -42,7 +42,7 @@ from checkpoint.stage.copy_stream import copy_stream_for
 from checkpoint.stage.payload import NamedTensor
 from checkpoint.stage.slotfile import TABLE_FILE, read_table
 from checkpoint.stage.stager import Stager
-from outlast.blackbox import Phase, StartMark, Writer
+from outlast.blackbox import Phase, StartMark, Writer, open_black_box
 from outlast.chosen import must_start_at
 from outlast.clock import node_time_ns
 from outlast.crashpoints import CrashPoint, reach
@@ -113,12 +113,7 @@ def _take_part(contract: WorkerContract, line: AgentLine | None) -> int | None:
     """One attempt; the exit code, or None when this rank has left it and may join another."""
     try:
         parsed = Assignment.of(contract)
-        box = Writer(
-            parsed.blackbox_path,
-            rank=parsed.rank,
-            world_size=parsed.world_size,
-            attempt=parsed.attempt,
-        )
+        box = open_black_box(contract)
         box.mark(StartMark.FORKED, parsed.forked_at_ns)
         evidence.allow_stack_dumps()
         return _train(parsed, box)

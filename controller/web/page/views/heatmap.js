@@ -6,7 +6,10 @@ import { colorOf, heatOf, heatParts, median } from "/page/heat.js";
 import { usePlane, within } from "/page/plane.js";
 import { Empty, Failure, html, Link, Loading, useMemo, usePolled, useState } from "/page/ui.js";
 
-const MEASURES = { work: "Own work", waiting: "Waiting for others", step: "Whole step" };
+const MEASURES = {
+  work: "Own work", waiting: "Waiting for others", step: "Whole step", forward: "Forward passes", backward: "Backward passes",
+  data: "Waiting for data", optimizer: "Optimizer", checkpoint: "Checkpoint",
+};
 const HEIGHT_PX = 460;
 const LEFT_PX = 56;
 const BOTTOM_PX = 18;

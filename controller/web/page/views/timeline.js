@@ -16,10 +16,20 @@ const BOTTOM_PX = 18;
 const [ROW_PX, LEAST_PX, MOST_PX] = [26, 180, 720];
 const WORK = "own work";
 const COLORS = {
-  [WORK]: "--green", tp: "--orange", pp: "--yellow", dp: "--red", ep: "--purple", expert_dp: "--purple",
+  forward: "--green", backward: "--blue", optimizer: "--good", tp: "--orange", pp: "--yellow", dp: "--red", ep: "--purple", expert_dp: "--purple",
   embedding: "--sky", world: "--grey",
 };
-const kindOf = (bar) => bar.group || bar.name;
+const WORK_COLOR = "--idle";
+const colorName = (kind, isWork) => COLORS[kind] ?? (isWork ? WORK_COLOR : COLORS.world);
+/** What a bar is counted as: a group, a pass, a phase, or work that is none of them. */
+const kindOf = (bar) => bar.group || (bar.name === "forward_backward" ? WORK : bar.name.replaceAll("_", " "));
+const FIRST = ["forward", "backward"];
+const placeOf = (kind) => (FIRST.includes(kind) ? FIRST.indexOf(kind) : FIRST.length);
+/** Kinds of what the tracks have, work first, each with whether it is that. */
+function kindsOf(data) {
+  const found = new Map(data.tracks.flatMap((track) => track.bars.map((bar) => [kindOf(bar), !bar.group])));
+  return [...found].sort(([one, first], [other, second]) => second - first || placeOf(one) - placeOf(other) || one.localeCompare(other));
+}
 
 /** The rank's coordinates, of which tp turns fastest, then dp. */
 function coordinates(rank, { tp, dp }) {
@@ -48,7 +58,7 @@ function paint(ctx, data, seen, chosen, parts, { across, down }) {
   const at = (seconds) => LEFT_PX + (seconds - seen.x) * perS;
   const rows = new Map(data.tracks.map((track, index) => [track.rank, index]));
   const box = (bar, row) => [at(bar.begun_s), (row - seen.y) * rowPx + 2, Math.max(1, (bar.ended_s - bar.begun_s) * perS), rowPx - 4];
-  const colors = Object.fromEntries(Object.entries(COLORS).map(([kind, name]) => [kind, colorOf(name)]));
+  const colors = Object.fromEntries(kindsOf(data).map(([kind, isWork]) => [kind, colorOf(colorName(kind, isWork))]));
   ctx.save();
   ctx.beginPath();
   ctx.rect(LEFT_PX, 0, across, down);
@@ -58,7 +68,7 @@ function paint(ctx, data, seen, chosen, parts, { across, down }) {
   data.tracks.forEach((track, row) => track.bars.forEach((bar) => {
     if (bar.ended_s < seen.x || bar.begun_s > seen.x + seen.w) return;
     ctx.globalAlpha = bar.group && bar.waited_s > 0 ? 0.55 : 1;
-    ctx.fillStyle = colors[kindOf(bar)] ?? colors.world;
+    ctx.fillStyle = colors[kindOf(bar)];
     ctx.fillRect(...box(bar, row));
   }));
   ctx.globalAlpha = 1;
@@ -137,8 +147,9 @@ function Tracks({ data, chosen, choose }) {
 function Chosen({ data, chosen }) {
   if (!chosen) return html`<p class="quiet">Choose an operation to see its peers, and whom it waited for.</p>`;
   const { rank, bar } = chosen;
-  const where = bar.group ? `${bar.group} ${bar.name} #${bar.sequence}` : bar.name;
-  const batch = bar.detail >= 0 && bar.group === "pp" ? ` of micro-batch ${bar.detail}` : "";
+  const where = bar.group ? `${bar.group} ${bar.name} #${bar.sequence}` : kindOf(bar);
+  const isOfBatch = bar.detail >= 0 && (bar.group === "pp" || !bar.group);
+  const batch = isOfBatch ? ` of micro-batch ${bar.detail}${bar.chunk > 0 ? ` in chunk ${bar.chunk}` : ""}` : "";
   const peers = partsOf(data, chosen).map((each) => each.rank).filter((each) => each !== rank);
   return html`<p role="status">
     <strong>Rank ${rank}</strong>: ${where}${batch}, ${duration(bar.ended_s - bar.begun_s)} from ${duration(bar.begun_s)} on${bar.is_over ? "" : ", not left"}.
@@ -151,9 +162,9 @@ function Chosen({ data, chosen }) {
 
 /** Seconds of each kind by rank, in words and numbers for all. */
 function Sums({ data }) {
-  const kinds = [...new Set(data.tracks.flatMap((track) => track.bars.map(kindOf)))].sort();
+  const kinds = kindsOf(data);
   const rows = data.tracks.map((track) => {
-    const sums = Object.fromEntries(kinds.map((kind) => [kind, 0]));
+    const sums = Object.fromEntries(kinds.map(([kind]) => [kind, 0]));
     let waited = 0;
     for (const bar of track.bars) {
       sums[kindOf(bar)] += bar.ended_s - bar.begun_s;
@@ -168,7 +179,7 @@ function Sums({ data }) {
   const columns = [
     { name: "Rank", isNumber: true, cell: ({ track }) => track.rank },
     { name: "Node", cell: ({ track }) => track.node },
-    ...kinds.map((kind) => ({ name: kind === WORK ? "Own work" : `In ${kind}`, isNumber: true, cell: ({ sums }) => duration(sums[kind]) })),
+    ...kinds.map(([kind, isWork]) => ({ name: isWork ? kind[0].toUpperCase() + kind.slice(1) : `In ${kind}`, isNumber: true, cell: ({ sums }) => duration(sums[kind]) })),
     { name: "Waited for others", isNumber: true, cell: ({ waited }) => duration(waited) },
     { name: "Others waited for it", isNumber: true, cell: ({ heldUp }) => duration(heldUp) },
   ];
@@ -176,8 +187,7 @@ function Sums({ data }) {
 }
 
 const Legend = ({ data }) => {
-  const kinds = [...new Set(data.tracks.flatMap((track) => track.bars.map(kindOf)))].sort();
-  return html`<p class="quiet legend">${kinds.map((kind) => html`<span><span style=${{ color: `var(${COLORS[kind] ?? COLORS.world})` }} aria-hidden="true">■</span> ${kind}</span> `)}
+  return html`<p class="quiet legend">${kindsOf(data).map(([kind, isWork]) => html`<span><span style=${{ color: `var(${colorName(kind, isWork)})` }} aria-hidden="true">■</span> ${kind}</span> `)}
     paler: it waited there for a rank that began later; grey: nothing known.</p>`;
 };
 
