@@ -68,6 +68,24 @@ def test_a_worker_says_where_it_stands_and_goes_on(
     assert list(tmp_path.glob("*.stacks.txt")) == []
 
 
+@pytest.mark.parametrize("failures", [2, 3])
+def test_a_look_that_fails_is_made_again_before_it_is_given_up(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    tool, looks = tmp_path / "py-spy", tmp_path / "looks"
+    tool.write_text(
+        f"#!/bin/sh\necho x >> {looks}\n"
+        f"[ $(wc -l < {looks}) -gt {failures} ] && echo 'train_step (train.py:6)' && exit 0\n"
+        "echo 'Error: Failed to get stack traces' >&2\nexit 1\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setattr(py_spy, "find", lambda: str(tool))
+    (chunk,) = answers(tmp_path, [worker], stacks=True)
+    text = agents_pb2.RankStacks.FromString(chunk.data).text
+    assert ("train_step (train.py:6)" in text) is (failures == 2)
+    assert ("py-spy dump --nonblocking: Error: Failed to get" in text) is (failures == 3)
+
+
 def test_other_ranks_and_jobs_are_not_looked_at(worker: Worker, tmp_path: Path) -> None:
     assert answers(tmp_path, [worker], "other", stacks=True) == []
     assert answers(tmp_path, [worker], stacks=True, rank=1) == []

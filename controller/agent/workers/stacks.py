@@ -42,8 +42,9 @@ MAX_AT_ONCE = 4
 # Of this agent, which stands still meanwhile: at most 0.09 s with 15 threads on two busy
 # cores, and it is to be heard every 2 s. It cannot end what holds it, so that ends by itself.
 OWN_LOOK_S = 1.0
-# A thread that ends while py-spy reads it makes the whole of the look fail, at once.
-OWN_LOOKS = 3
+# Threads begin and end: one that is not there any more, or not yet, when py-spy comes to it makes
+# the whole of the look fail, at once.
+LOOKS = 3
 _BOUNDED = (
     "import os, signal, sys; signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1])); "
     "os.execv(sys.argv[2], sys.argv[2:])"
@@ -160,9 +161,10 @@ async def _dump(pid: int, ways: Sequence[str] = ("--native", "--nonblocking")) -
         return "", _NO_TOOL
     problem = ""
     for how in ways:
-        code, output, error = await py_spy.run(tool, "dump", how, "--pid", str(pid))
-        if code == 0:
-            return output, problem
+        for _ in range(LOOKS):
+            code, output, error = await py_spy.run(tool, "dump", how, "--pid", str(pid))
+            if code == 0:
+                return output, problem
         problem += f"py-spy dump {how}: {error}\n"
     return "", problem
 
@@ -183,7 +185,7 @@ async def _collect_own(gate: asyncio.Semaphore) -> tuple[str, str]:
         bounded = (sys.executable, "-I", "-S", "-c", _BOUNDED, str(OWN_LOOK_S))
         command = (*bounded, tool, "dump", "--native", "--pid", str(os.getpid()))
         reason = ""
-        for _ in range(OWN_LOOKS):
+        for _ in range(LOOKS):
             code, output, reason = await py_spy.run(*command)
             if code == 0:
                 return output, ""
