@@ -129,7 +129,7 @@ class BlockFolder:
         lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         until_s = time.monotonic() + LOCK_WAIT_S
         try:
-            while not self._is_held(name, lock, nbytes, fill):
+            while not self._try_hold(name, lock, nbytes, fill):
                 if time.monotonic() > until_s:
                     raise TimeoutError(
                         f"{lock_path}: another process of this node has held the lock for "
@@ -142,11 +142,13 @@ class BlockFolder:
         self._in_use.append(lock)
         return path
 
-    def _is_held(self, name: str, lock: int, nbytes: int, fill: Callable[[BinaryIO], None]) -> bool:
-        """Whether the file is there and locked for use, filled by us if nobody else has it.
+    def _try_hold(
+        self, name: str, lock: int, nbytes: int, fill: Callable[[BinaryIO], None]
+    ) -> bool:
+        """Lock the file for use, and fill it first if nobody else does; False to try again.
 
-        Each try looks for the file anew: whoever filled it before us may use it for days, and is
-        not to be waited for. A lock that cannot be changed into another is lost.
+        Each try looks for the file anew: another process may have filled it and use it for days,
+        with a lock that is never free for us. A lock that cannot be changed into another is lost.
         """
         if not _try_lock(lock, fcntl.LOCK_SH):
             return False
@@ -215,10 +217,8 @@ class BlockFolder:
             return used + fixed
         limit = self.max_bytes - self.max_bytes // _FREED_SHARE - fixed - nbytes
         for each in to_evict(kept, limit_bytes=limit):
-            # Processes that have it open can still read it; the last close frees its room.
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(each.name)
-            used -= each.nbytes
+            if _unlink(each.name):
+                used -= each.nbytes
         return used + fixed
 
     def _found(self) -> tuple[list[KeptFile], int]:
@@ -268,11 +268,31 @@ def _try_lock(handle: int, kind: int) -> bool:
 
 def _is_locked(path: str) -> bool:
     """Whether any process uses or fills the file that a lock is for."""
+    with _tried(path) as is_free:
+        return not is_free
+
+
+def _unlink(path: str) -> bool:
+    """Delete a file, unless a process has begun to use it.
+
+    Processes that have a block open can still read it; the last close frees its room.
+    """
+    with _tried(f"{path}{_LOCK}") as is_free:
+        if is_free:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+    return is_free
+
+
+@contextlib.contextmanager
+def _tried(path: str) -> Iterator[bool]:
+    """Hold a lock, if it is free. Blocks have none, and theirs is."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return False
+        yield True
+        return
     try:
-        return not _try_lock(handle, fcntl.LOCK_EX)
+        yield _try_lock(handle, fcntl.LOCK_EX)
     finally:
         os.close(handle)

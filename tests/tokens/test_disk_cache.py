@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.errors import OccupiedError
+from outlast.remote.blocks import KeptFile, to_evict
 from outlast.remote.disk import BlockFolder
 
 # Of a checksum behind each file.
@@ -165,10 +166,10 @@ def test_a_whole_file_is_not_waited_for_while_another_process_uses_it(
 
         def other_fills_it_meanwhile(seconds: float) -> None:
             monkeypatch.undo()
-            monkeypatch.setattr("outlast.remote.disk.LOCK_WAIT_S", 5.0)
             fcntl.flock(looking, fcntl.LOCK_UN)
             first.whole("a/i", 5, lambda file: written(file, b"index"))
 
+        monkeypatch.setattr("outlast.remote.disk.LOCK_WAIT_S", 5.0)
         monkeypatch.setattr("outlast.remote.disk.time.sleep", other_fills_it_meanwhile)
         path = second.whole("a/i", 5, lambda file: written(file, b"again"))
     assert path.read_bytes() == b"index"
@@ -186,6 +187,28 @@ def test_a_whole_file_in_use_stays_and_then_makes_room(tmp_path: Path) -> None:
     for number in range(20, 40):
         writing.write(f"a/{number}", bytes(100))
     assert not path.exists()
+
+
+def test_a_whole_file_that_is_taken_as_files_are_counted_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, writing = (BlockFolder(tmp_path, max_bytes=1000) for _ in range(3))
+    path = first.whole("a/i", 300, lambda file: written(file, bytes(300)))
+    first.close()
+    age(tmp_path, "a/i", 100)
+
+    def taken_meanwhile(kept: list[KeptFile], *, limit_bytes: int) -> list[KeptFile]:
+        found = to_evict(kept, limit_bytes=limit_bytes)
+        if str(path) in [each.name for each in found]:
+            monkeypatch.undo()
+            second.whole("a/i", 300, lambda file: None)
+        return found
+
+    monkeypatch.setattr("outlast.remote.disk.to_evict", taken_meanwhile)
+    for number in range(20):
+        writing.write(f"a/{number}", bytes(100))
+    assert path.stat().st_size == 300
+    assert sum(each.stat().st_size for each in tmp_path.glob("a/*")) <= 1000
 
 
 def test_a_process_that_does_not_end_filling_a_file_is_not_waited_for_for_ever(

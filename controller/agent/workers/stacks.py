@@ -161,6 +161,7 @@ async def _dump(pid: int, ways: Sequence[str] = ("--native", "--nonblocking")) -
         return "", _NO_TOOL
     problem = ""
     for how in ways:
+        error = ""
         for _ in range(LOOKS):
             code, output, error = await py_spy.run(tool, "dump", how, "--pid", str(pid))
             if code == 0:
