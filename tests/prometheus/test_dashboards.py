@@ -109,7 +109,7 @@ def test_queries_are_sound(panel: dict[str, Any]) -> None:
         # A window of its own would be empty, or hide peaks, at other resolutions.
         windows = re.findall(r"\[([^\]]+)\]", target["expr"])
         assert set(windows) <= {"$__rate_interval"}
-        if panel["type"] in ("timeseries", "state-timeline"):
+        if panel["type"] in ("timeseries", "state-timeline", "status-history"):
             assert target["legendFormat"]
             assert target["range"] is True
         else:

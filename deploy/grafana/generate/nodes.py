@@ -6,7 +6,16 @@ from grafana_foundation_sdk.builders import dashboard as builders
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models.dashboard import Panel
 
-from deploy.grafana.generate.panels import Query, board, choice, graph, heading, rows, states
+from deploy.grafana.generate.panels import (
+    Query,
+    board,
+    choice,
+    graph,
+    heading,
+    heat_map,
+    rows,
+    states,
+)
 
 _NODES = 'node=~"$node"'
 
@@ -72,8 +81,29 @@ def _state() -> tuple[Builder[Panel], ...]:
     )
 
 
+def _against_peers() -> Builder[Panel]:
+    """Ranks over time, each against the median of its stage."""
+    metric, within = "outlast_rank_work_seconds_total", "[$__rate_interval]"
+    own = f"max by (job_id, stage, rank, node) (rate({metric}{{{_NODES}}}{within}))"
+    of_all = f"max by (job_id, stage, rank) (rate({metric}{within}))"
+    median = f"quantile by (job_id, stage) (0.5, {of_all})"
+    return heat_map(
+        "Ranks against their peers",
+        "Own forward and backward work of each rank, as a ratio to the median of its stage: red is "
+        "twice, blue is half. Choose some nodes of a large job.",
+        "none",
+        Query(
+            f"{own} / on (job_id, stage) group_left () {median}",
+            "{{job_id}} rank {{rank}} on {{node}}",
+        ),
+        least=0.5,
+        most=2.0,
+    )
+
+
 def _ranks() -> tuple[Builder[Panel], ...]:
     return (
+        _against_peers(),
         graph(
             "Busiest ranks",
             "The ten ranks with the largest share of time in their own forward and backward work. "

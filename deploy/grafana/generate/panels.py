@@ -14,13 +14,14 @@ from grafana_foundation_sdk.builders import (
     dashboard,
     stat,
     statetimeline,
+    statushistory,
     table,
     timeseries,
 )
 from grafana_foundation_sdk.builders import prometheus as prometheus_builder
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models import dashboard as model
-from grafana_foundation_sdk.models.common import StackingMode
+from grafana_foundation_sdk.models.common import StackingMode, VisibilityMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 DATASOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -28,6 +29,8 @@ _TAG = "outlast"
 # Of Grafana's 24 columns.
 STAT_WIDTH, GRAPH_WIDTH = 4, 12
 _STAT_HEIGHT, _GRAPH_HEIGHT = 4, 8
+# Of a heat map, more than which would be a line of pixels each.
+_MOST_MOMENTS = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,18 @@ def states(title: str, description: str, query: Query) -> Builder[model.Panel]:
         statetimeline.Panel(), title, description, "none", GRAPH_WIDTH, _GRAPH_HEIGHT
     )
     return panel.merge_values(True).with_target(_query(query).range().ref_id("A"))
+
+
+def heat_map(
+    title: str, description: str, unit: str, query: Query, *, least: float, most: float
+) -> Builder[model.Panel]:
+    """A row for each series over time, from blue at `least` to red at `most`."""
+    panel = _described(
+        statushistory.Panel(), title, description, unit, 2 * GRAPH_WIDTH, 2 * _GRAPH_HEIGHT
+    )
+    panel.with_target(_query(query).range().ref_id("A")).max_data_points(_MOST_MOMENTS)
+    panel.color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.CONTINUOUS_BL_YL_RD))
+    return panel.min(least).max(most).show_value(VisibilityMode.NEVER)
 
 
 def rows(title: str, description: str, expr: str, *, unit: str = "none") -> Builder[model.Panel]:
