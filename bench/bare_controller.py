@@ -24,6 +24,7 @@ from controller.diagnosis.runs import DiagnosticRuns
 from controller.diagnosis.searches import FaultSearches
 from controller.effects import Effects, UnmanagedCluster
 from controller.rpc.jobs import JobsService
+from controller.rpc.ranks import RanksService
 from controller.service import Service
 from controller.sessions.logs import LogQueries
 from controller.sessions.session import Outgoing, Sessions
@@ -76,6 +77,10 @@ class Bench:
     edge: Edge
     journal: Journal
     jobs: JobsService
+    ranks: RanksService
+    sessions: Sessions
+    effects: Effects
+    counters: Counters
     # Nodes with the ids and kinds of what they were told, and the bytes of each message.
     commands: list[tuple[NodeId, str, str]]
     sent: list[int]
@@ -85,35 +90,9 @@ class Bench:
 @asynccontextmanager
 async def controller(folder: Path) -> AsyncIterator[Bench]:
     """A controller on the journal of a folder."""
-    clock = SystemClock()
     database = Database(folder / "journal.sqlite")
-    told: list[tuple[NodeId, str, str]] = []
-    sent: list[int] = []
-
-    def send(node: NodeId, message: Outgoing) -> bool:
-        # As the stream of an agent would.
-        made = message() if callable(message) else message
-        sent.append(len(made.SerializeToString()))
-        told.append((node, made.command.command_id, str(made.command.WhichOneof("kind"))))
-        return True
-
-    journal = Journal(database, clock)
-    journal.take_over()
-    machine = Machine(journal.load())
-    sessions = Sessions()
-    edge = Edge(machine.state, settings_of)
-    runs = DiagnosticRuns(sessions, Diagnoses(database), clock, Counters())
-    service = Service(
-        machine=machine,
-        journal=journal,
-        curves=Curves(database),
-        edge=edge,
-        effects=Effects(send, UnmanagedCluster(), FaultSearches(runs)),
-        clock=clock,
-    )
-    logs, code = LogQueries(service, sessions, edge), CodeStore(folder / "code")
-    jobs = JobsService(service, sessions, edge, logs, folder.as_uri(), code)
-    bench = Bench(service=service, edge=edge, journal=journal, jobs=jobs, commands=told, sent=sent)
+    bench = _made(folder, database)
+    service, journal = bench.service, bench.journal
     begin_snapshot = journal.begin_snapshot
 
     def counted(state: State) -> None:
@@ -137,6 +116,48 @@ def _end_on_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         traceback.print_exception(task.exception())
         os._exit(1)
+
+
+def _made(folder: Path, database: Database) -> Bench:
+    clock = SystemClock()
+    told: list[tuple[NodeId, str, str]] = []
+    sent: list[int] = []
+
+    def send(node: NodeId, message: Outgoing) -> bool:
+        # As the stream of an agent would.
+        made = message() if callable(message) else message
+        sent.append(len(made.SerializeToString()))
+        told.append((node, made.command.command_id, str(made.command.WhichOneof("kind"))))
+        return True
+
+    journal = Journal(database, clock)
+    journal.take_over()
+    machine = Machine(journal.load())
+    sessions, counters = Sessions(), Counters()
+    edge = Edge(machine.state, settings_of)
+    runs = DiagnosticRuns(sessions, Diagnoses(database), clock, counters)
+    effects = Effects(send, UnmanagedCluster(), FaultSearches(runs))
+    service = Service(
+        machine=machine,
+        journal=journal,
+        curves=Curves(database),
+        edge=edge,
+        effects=effects,
+        clock=clock,
+    )
+    logs, code = LogQueries(service, sessions, edge), CodeStore(folder / "code")
+    return Bench(
+        service=service,
+        edge=edge,
+        journal=journal,
+        jobs=JobsService(service, sessions, edge, logs, folder.as_uri(), code),
+        ranks=RanksService(service, edge, logs),
+        sessions=sessions,
+        effects=effects,
+        counters=counters,
+        commands=told,
+        sent=sent,
+    )
 
 
 async def _beat_all(bench: Bench) -> None:

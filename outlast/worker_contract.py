@@ -34,10 +34,10 @@ SESSION_FILE = "OUTLAST_SESSION_FILE"
 # Asks a worker to stop after its step, with that step saved in host memory.
 STOP_SIGNAL = signal.SIGTERM
 
-# In each of the two rings of a black box, where a job asks for no other number; and at most: an
-# agent sends all of a rank in one message.
+# Operations, and as many spans, in a black box, where a job asks for no other number; and at most:
+# an agent sends a rank's in one message of up to 2.5 MB then, and a page shows 64 ranks.
 BLACK_BOX_RECORDS = 4096
-MOST_BLACK_BOX_RECORDS = 100_000
+MOST_BLACK_BOX_RECORDS = 16_384
 
 _PREFIX = "OUTLAST_"
 # torch appends a rank to it.

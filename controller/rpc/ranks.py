@@ -13,8 +13,10 @@ from controller.core.records import JobRecord
 from controller.grpc_errors import Context, abort, bad_field, not_found
 from controller.service import Service
 from controller.sessions.logs import LogQueries, SlowReaderError, TooManyQueriesError
+from outlast.blackbox import NUM_STEP_RECORDS
 from outlast.ids import JobId
 from outlast.layout import Layout
+from outlast.trace.heat import Measure
 from outlast.v1 import agents_pb2, jobs_pb2, ranks_pb2
 from outlast.v1.ranks_pb2_grpc import RanksServicer
 
@@ -58,19 +60,28 @@ class RanksService(RanksServicer):
     async def ReadTimes(
         self, request: ranks_pb2.ReadTimesRequest, context: Context
     ) -> AsyncIterator[ranks_pb2.ReadTimesResponse]:
-        """What black boxes have of the last operations and steps of a job's ranks."""
+        """What black boxes have of the last operations, steps and spans of a job's ranks."""
         job = await self._known(request.job_id, context)
         await _check_rank(request, job, context)
         if not 0 <= request.attempt <= job.attempt:
             allowed = f"1 to {job.attempt}, or 0"
             await bad_field(context, "attempt", f"is {request.attempt}; allowed: {allowed}")
+        if request.measure and request.measure not in [*Measure]:
+            allowed = ", ".join(Measure)
+            await bad_field(context, "measure", f"is {request.measure!r}; allowed: {allowed}")
+        if not 0 <= request.most_steps <= NUM_STEP_RECORDS:
+            allowed = f"1 to {NUM_STEP_RECORDS}, or 0"
+            await bad_field(context, "most_steps", f"is {request.most_steps}; allowed: {allowed}")
         asked = jobs_pb2.LogsRequest(
             job_id=request.job_id,
             rank=request.rank if request.HasField("rank") else None,
             attempt=request.attempt,
         )
+        kind = agents_pb2.LogQuery(
+            times=True, measure=request.measure, most_steps=request.most_steps
+        )
         try:
-            async for found in self._logs.read(asked, kind=agents_pb2.LogQuery(times=True)):
+            async for found in self._logs.read(asked, kind=kind):
                 yield _times_message(found)
         except (SlowReaderError, TooManyQueriesError) as error:
             await abort(

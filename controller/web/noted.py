@@ -48,11 +48,30 @@ async def heat_map(
         most_rows=most_rows,
         most_steps=most_steps,
     )
-    missing = await _read(gateway, job_id, listed, None, found.add)
+
+    def put(times: ranks_pb2.ReadTimesResponse) -> None:
+        (rank,) = traced_ranks([times], listed.layout)
+        if times.times.HasField("measured"):
+            steps = times.times.measured
+            found.put(rank, dict(zip(steps.steps, steps.seconds, strict=False)))
+        else:
+            # Of an agent that does not sum up.
+            found.add(rank)
+
+    asked = ranks_pb2.ReadTimesRequest(job_id=job_id, measure=str(measure), most_steps=most_steps)
+    missing = await _read(gateway, [asked], put)
     return {
         "attempt": listed.attempt,
         "measure": str(measure),
         "num_ranks": listed.num_ranks,
+        "missing": missing,
+        **heat_map_facts(found),
+    }
+
+
+def heat_map_facts(found: HeatMap) -> dict[str, Any]:
+    """Steps, and rows of seconds."""
+    return {
         "steps": found.steps(),
         "rows": [
             {
@@ -64,7 +83,6 @@ async def heat_map(
             }
             for row in found.rows()
         ],
-        "missing": missing,
     }
 
 
@@ -84,12 +102,13 @@ async def step_timeline(
         raise RequestError(400, f"first: {wrong}", fields=(("first", wrong),))
     found: dict[int, TracedRank] = {}
 
-    def keep(rank: TracedRank) -> None:
-        found[rank.rank] = rank
+    def keep(times: ranks_pb2.ReadTimesResponse) -> None:
+        (found[times.rank],) = traced_ranks([times], listed.layout)
 
     # One question for all of them, where they are all.
-    asked = None if len(ranks) == listed.num_ranks else ranks
-    missing = await _read(gateway, job_id, listed, asked, keep)
+    asked: Iterable[int | None] = (None,) if len(ranks) == listed.num_ranks else ranks
+    questions = [ranks_pb2.ReadTimesRequest(job_id=job_id, rank=rank) for rank in asked]
+    missing = await _read(gateway, questions, keep)
     kept = [found[rank] for rank in sorted(found)]
     steps = known_steps(kept)
     if step is None:
@@ -107,11 +126,12 @@ async def step_timeline(
         "layout": {name: layout[name] for name in ("tp", "pp", "dp", "ep")},
         "steps": steps,
         "missing": missing,
-        **_timeline_facts(shown),
+        **timeline_facts(shown),
     }
 
 
-def _timeline_facts(shown: Timeline) -> dict[str, Any]:
+def timeline_facts(shown: Timeline) -> dict[str, Any]:
+    """The step, and what each rank did in it."""
     return {
         "step": shown.step,
         "begun_at_s": shown.begun_ns / 1e9,
@@ -147,29 +167,21 @@ async def _listed(gateway: Gateway, job_id: str) -> _Listed:
 
 async def _read(
     gateway: Gateway,
-    job_id: str,
-    listed: _Listed,
-    ranks: Iterable[int] | None,
-    take: Callable[[TracedRank], None],
+    questions: Iterable[ranks_pb2.ReadTimesRequest],
+    take: Callable[[ranks_pb2.ReadTimesResponse], None],
 ) -> list[dict[str, str]]:
-    """Hand over what these ranks have noted, or all of them; the nodes that did not tell."""
+    """Hand over what ranks have noted; the nodes that did not answer."""
     missing = []
-
-    def take_from(times: ranks_pb2.ReadTimesResponse) -> None:
-        for rank in traced_ranks([times], listed.layout):
-            take(rank)
-
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            for rank in (None,) if ranks is None else ranks:
-                asked = ranks_pb2.ReadTimesRequest(job_id=job_id, rank=rank)
-                async for each in gateway.stream(method("Ranks/ReadTimes"), asked):
+            for question in questions:
+                async for each in gateway.stream(method("Ranks/ReadTimes"), question):
                     assert isinstance(each, ranks_pb2.ReadTimesResponse)
                     if each.HasField("missing"):
                         missing.append({"node": each.node, "reason": each.missing.reason})
                     else:
                         # It takes milliseconds, and there may be thousands.
-                        await run_in_threadpool(take_from, each)
+                        await run_in_threadpool(take, each)
     except TimeoutError as error:
         wrong = f"not all nodes have answered within {TIMEOUT_S:g} s"
         raise RequestError(504, wrong, reason="DEADLINE_EXCEEDED") from error

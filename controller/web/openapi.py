@@ -147,8 +147,8 @@ OWN = (
         path="/jobs/{job_id}/heat-map",
         what="How long each rank took for the newest `steps`: the whole step, its own `work`, "
         "`waiting` for other ranks, or a phase or pass without waiting. Where there are more ranks "
-        "than `rows`, a row has the longest time of several. Of all but whole steps as much is "
-        "known as ranks' black boxes still have.",
+        "than `rows`, a row has the longest time of several. A time is null where the rank's "
+        "black box does not have it any more.",
         parameters={
             "measure": {"enum": [str(each) for each in Measure]},
             "rows": _INTEGER,

@@ -11,7 +11,7 @@ Four areas:
 - a ring of operation records (group, sequence number, micro-batch, start, end);
 - a ring of span records: phases, and the passes within them, with what they waited for others.
 
-How many records the last two hold stands in the header: a job may ask for more.
+The header says how many records the last two have: a job may ask for more.
 
 A ring entry is valid when the index stored at its end equals the index it was
 written for; the writer stores that last, so a torn entry is never taken for a

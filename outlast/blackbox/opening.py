@@ -1,4 +1,4 @@
-"""Opening the black box of a worker, as long as its job asks for."""
+"""Opening the black box of a worker, with as many records as its job asks for."""
 
 from __future__ import annotations
 

@@ -183,11 +183,6 @@ class SpanRecord:
     # In operations of that time, which may wait for other ranks.
     waited_ns: int
 
-    @property
-    def name(self) -> str:
-        """What a trace calls it."""
-        return (self.phase if self.work is Pass.NONE else self.work).name.lower()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeUse:

@@ -117,7 +117,7 @@ class Writer:
         self._phase = phase
         self._phase_since_ns = now_ns
         self._op_ns = 0
-        self.spent(ended)
+        self.add_span(ended)
 
     def mark(self, mark: StartMark, at_ns: int | None = None) -> None:
         """Note a moment of the start."""
@@ -151,6 +151,8 @@ class Writer:
         """Note that the operation entered last has ended."""
         end_ns = node_time_ns()
         self._words[OP_LEFT] = end_ns
+        # Not of what a device does: it may do that in another phase of the host.
+        self._op_ns += end_ns - self._entered[-1]
         self._keep(self._entered, end_ns)
 
     def stands_in(self, operation: OpRecord) -> None:
@@ -200,12 +202,11 @@ class Writer:
         at = OPS_AT + self._ops % self._rings.records * OP_RECORD.size
         op, group, seq, detail, start_ns = entered
         self._ops += 1
-        self._op_ns += end_ns - start_ns
         self._words[OP_TOTALS + self._phase * len(Group) + group] += end_ns - start_ns
         OP_RECORD.pack_into(self._map, at, op, group, seq, detail, start_ns, end_ns, self._ops)
         self._publish()
 
-    def spent(self, span: SpanRecord) -> None:
+    def add_span(self, span: SpanRecord) -> None:
         """Note a pass that has ended. Phases are noted by `phase`."""
         at = self._rings.spans_at + self._spans % self._rings.records * SPAN_RECORD.size
         self._spans += 1

@@ -46,8 +46,9 @@ def trace(
 ) -> None:
     """Write what each rank did in its last steps, and whom it waited for.
 
-    Each rank keeps its last 4,096 operations; open the file at ui.perfetto.dev or in
-    chrome://tracing. Works for ranks that have ended, too.
+    Each rank keeps its last 4,096 operations, and as many passes and phases, unless its job asks
+    for more. Open the file at ui.perfetto.dev or in chrome://tracing. Works for ranks that have
+    ended, too.
     """
     wanted = _steps(steps)
     with controller_of(controller, state_dir) as client:
@@ -123,7 +124,9 @@ def _write(
     steps = sorted({step.step for rank in shown for step in rank.steps})
     if wanted is not None and not steps:
         raise CliError(f"no rank has anything of steps {wanted[0]}-{wanted[1]} any more")
-    begun = [span.start_ns for rank in shown for span in (*rank.operations, *rank.steps)]
+    begun = [
+        span.start_ns for rank in shown for span in (*rank.operations, *rank.steps, *rank.spans)
+    ]
     # What happened before the first of them is not in the picture.
     seen = [mark for mark in marks if begun and mark.at_ns >= min(begun)]
     opened = gzip.open if to.suffix == ".gz" else open

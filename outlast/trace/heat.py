@@ -28,7 +28,7 @@ class Measure(StrEnum):
     """Until the step's batch was there."""
     OPTIMIZER = "optimizer"
     CHECKPOINT = "checkpoint"
-    """Until the state behind the step was in host memory."""
+    """Behind the step, until it was saved in host memory or its copy was under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class StepTime:
     total_s: float
     work_s: float | None
     spent_s: Mapping[str, float] | None = None
-    """By the names of phases and passes, waiting for others left out."""
+    """By the names of those phases and passes that the rank notes, waiting for others left out."""
 
     def of(self, measure: Measure) -> float | None:
         """That part of it."""
@@ -51,7 +51,7 @@ class StepTime:
             case Measure.WAITING:
                 return None if self.work_s is None else max(0.0, self.total_s - self.work_s)
             case _:
-                return None if self.spent_s is None else self.spent_s.get(measure, 0.0)
+                return None if self.spent_s is None else self.spent_s.get(measure)
 
 
 def step_times(rank: TracedRank) -> list[StepTime]:
@@ -77,18 +77,31 @@ def _spent_s(rank: TracedRank) -> list[dict[str, float] | None]:
     """Of each step what its phases and passes took; None where some have been written over."""
     known_ns = min((each.start_ns for each in rank.spans), default=None)
     starts = [each.start_ns for each in rank.steps]
+    ends = [each.end_ns for each in rank.steps]
+    names = {each.name for each in rank.spans}
     found: list[dict[str, float] | None] = [
-        None if known_ns is None or start_ns < known_ns else {} for start_ns in starts
+        None if known_ns is None or start_ns < known_ns else dict.fromkeys(names, 0.0)
+        for start_ns in starts
     ]
     for span in rank.spans:
-        index = bisect_right(starts, span.start_ns) - 1
-        if index < 0 or not span.is_over:
+        # A step is over before it is saved.
+        is_behind = span.name == Measure.CHECKPOINT
+        index = bisect_right(ends if is_behind else starts, span.start_ns) - 1
+        spent = found[index] if index >= 0 and span.is_over else None
+        if spent is None:
             continue
-        # A step ends before its checkpoint is taken; what else lies behind the last is the next's.
-        if span.start_ns < rank.steps[index].end_ns or span.name == Measure.CHECKPOINT:
-            spent = found[index]
-            if spent is not None:
-                spent[span.name] = spent.get(span.name, 0.0) + span.own_ns / 1e9
+        # The last phase of a step goes on until the next step begins.
+        end_ns = span.end_ns if is_behind else min(span.end_ns, ends[index])
+        spent[span.name] += max(0, end_ns - span.start_ns - span.waited_ns) / 1e9
+    return found
+
+
+def measured(rank: TracedRank, measure: Measure, most_steps: int) -> dict[int, float]:
+    """Seconds of the newest steps, where they are known."""
+    found = {}
+    for each in step_times(rank)[-most_steps:]:
+        if (seconds := each.of(measure)) is not None:
+            found[each.step] = seconds
     return found
 
 
@@ -115,12 +128,12 @@ class HeatMap:
 
     def add(self, rank: TracedRank) -> None:
         """One more rank, of which no more is kept than is shown."""
-        times = {}
-        for each in step_times(rank)[-self.most_steps :]:
-            if (seconds := each.of(self.measure)) is not None:
-                times[each.step] = seconds
+        self.put(rank, measured(rank, self.measure, self.most_steps))
+
+    def put(self, rank: TracedRank, seconds: dict[int, float]) -> None:
+        """One more rank, with what its steps took by the measure."""
         bare = TracedRank(rank=rank.rank, node=rank.node, at=rank.at, operations=(), steps=())
-        self._times[rank.rank] = (bare, times)
+        self._times[rank.rank] = (bare, seconds)
 
     def steps(self) -> list[int]:
         """Those that are shown, oldest first."""

@@ -48,11 +48,6 @@ class TracedSpan(Span):
     """In operations, which may wait for other ranks."""
     is_over: bool = True
 
-    @property
-    def own_ns(self) -> int:
-        """What the rank spent by itself."""
-        return max(0, self.end_ns - self.start_ns - self.waited_ns)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedStep(Span):
@@ -183,6 +178,8 @@ def named_work(rank: TracedRank, least_ns: int) -> list[TracedSpan]:
     over = sorted((each for each in rank.spans if each.is_over), key=lambda each: each.start_ns)
     passes = [each for each in over if each.is_pass]
     phases = [each for each in over if not each.is_pass]
+    if not _is_one_clock(passes, phases):
+        phases = []
     found = []
     for gap in own_work(rank, least_ns):
         for piece, of_pass in _cut_by(gap, passes):
@@ -201,6 +198,21 @@ def named_work(rank: TracedRank, least_ns: int) -> list[TracedSpan]:
                 if part.end_ns - part.start_ns >= least_ns
             ]
     return found
+
+
+def _is_one_clock(passes: Sequence[TracedSpan], phases: Sequence[TracedSpan]) -> bool:
+    """Whether who computes is in the phases: a device does later what the host gives it.
+
+    Then passes begin in the phase that they are of and end behind it.
+    """
+    ends = [each.end_ns for each in phases]
+    for each in passes:
+        index = bisect_right(ends, each.start_ns)
+        if index == len(phases) or each.start_ns < phases[index].start_ns:
+            continue
+        if each.end_ns > ends[index] or phases[index].name != "forward_backward":
+            return False
+    return True
 
 
 def _cut_by(gap: Span, spans: Sequence[TracedSpan]) -> list[tuple[Span, TracedSpan | None]]:

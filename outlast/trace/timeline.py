@@ -30,7 +30,7 @@ class Bar:
     detail: int = -1
     """As of `outlast.blackbox.OpRecord`; of work the micro-batch."""
     chunk: int = 0
-    """Of work, which of the rank's parts of the model."""
+    """Of a pass: which of the rank's parts of the model (virtual stages)."""
     is_over: bool = True
     last: int | None = None
     """Of a collective the rank that began it last, for which the others had to wait."""

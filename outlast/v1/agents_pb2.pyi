@@ -1102,6 +1102,8 @@ class LogQuery(google.protobuf.message.Message):
     STACKS_FIELD_NUMBER: builtins.int
     NATIVE_FIELD_NUMBER: builtins.int
     RECORDING_FIELD_NUMBER: builtins.int
+    MEASURE_FIELD_NUMBER: builtins.int
+    MOST_STEPS_FIELD_NUMBER: builtins.int
     query_id: builtins.str
     job_id: builtins.str
     rank: builtins.int
@@ -1113,8 +1115,8 @@ class LogQuery(google.protobuf.message.Message):
     timestamps: builtins.bool
     """Say of each chunk when it was written."""
     times: builtins.bool
-    """Instead of its output, what each rank's black box has of its last operations and steps: a
-    RankTimes in the data of one chunk.
+    """Instead of its output, what each rank's black box has of its last operations, steps and spans:
+    a RankTimes in the data of one chunk.
     """
     stacks: builtins.bool
     """Instead of its output, where each rank that runs stands now: a RankStacks in the data of one
@@ -1122,6 +1124,9 @@ class LogQuery(google.protobuf.message.Message):
     """
     native: builtins.bool
     """With native frames, for which each rank stands still while it is looked at."""
+    measure: builtins.str
+    """With `times`: as of ReadTimesRequest."""
+    most_steps: builtins.int
     @property
     def recording(self) -> global___Recording:
         """Instead of its output, where the rank is in the next seconds: a RankProfile in the data of one
@@ -1143,9 +1148,11 @@ class LogQuery(google.protobuf.message.Message):
         stacks: builtins.bool = ...,
         native: builtins.bool = ...,
         recording: global___Recording | None = ...,
+        measure: builtins.str = ...,
+        most_steps: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank", "recording", b"recording"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "cancel", b"cancel", "follow", b"follow", "job_id", b"job_id", "native", b"native", "query_id", b"query_id", "rank", b"rank", "recording", b"recording", "stacks", b"stacks", "tail_bytes", b"tail_bytes", "times", b"times", "timestamps", b"timestamps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "cancel", b"cancel", "follow", b"follow", "job_id", b"job_id", "measure", b"measure", "most_steps", b"most_steps", "native", b"native", "query_id", b"query_id", "rank", b"rank", "recording", b"recording", "stacks", b"stacks", "tail_bytes", b"tail_bytes", "times", b"times", "timestamps", b"timestamps"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
 
 global___LogQuery = LogQuery

@@ -138,20 +138,31 @@ class ReadTimesRequest(google.protobuf.message.Message):
     JOB_ID_FIELD_NUMBER: builtins.int
     RANK_FIELD_NUMBER: builtins.int
     ATTEMPT_FIELD_NUMBER: builtins.int
+    MEASURE_FIELD_NUMBER: builtins.int
+    MOST_STEPS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     rank: builtins.int
     """One rank, or every rank when absent."""
     attempt: builtins.int
     """0: the newest."""
+    measure: builtins.str
+    """Instead of everything, only what each of the newest steps took: "step", "work", "waiting",
+    "forward", "backward", "data", "optimizer" or "checkpoint". Agents sum it up, so that a large
+    job's fits through the controller.
+    """
+    most_steps: builtins.int
+    """Of so many steps at most, with a measure; as many as are known when 0."""
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         rank: builtins.int | None = ...,
         attempt: builtins.int = ...,
+        measure: builtins.str = ...,
+        most_steps: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "job_id", b"job_id", "rank", b"rank"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "job_id", b"job_id", "measure", b"measure", "most_steps", b"most_steps", "rank", b"rank"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
 
 global___ReadTimesRequest = ReadTimesRequest
@@ -197,22 +208,51 @@ class RankTimes(google.protobuf.message.Message):
     OPERATIONS_FIELD_NUMBER: builtins.int
     STEPS_FIELD_NUMBER: builtins.int
     SPANS_FIELD_NUMBER: builtins.int
+    MEASURED_FIELD_NUMBER: builtins.int
     @property
     def operations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimedOperation]: ...
     @property
     def steps(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimedStep]: ...
     @property
     def spans(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimedSpan]: ...
+    @property
+    def measured(self) -> global___MeasuredSteps:
+        """Instead of the rest, where a measure was asked for."""
+
     def __init__(
         self,
         *,
         operations: collections.abc.Iterable[global___TimedOperation] | None = ...,
         steps: collections.abc.Iterable[global___TimedStep] | None = ...,
         spans: collections.abc.Iterable[global___TimedSpan] | None = ...,
+        measured: global___MeasuredSteps | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["operations", b"operations", "spans", b"spans", "steps", b"steps"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["measured", b"measured"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["measured", b"measured", "operations", b"operations", "spans", b"spans", "steps", b"steps"]) -> None: ...
 
 global___RankTimes = RankTimes
+
+@typing.final
+class MeasuredSteps(google.protobuf.message.Message):
+    """MeasuredSteps are the newest steps of which the measure is known, oldest first."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    @property
+    def steps(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def seconds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        steps: collections.abc.Iterable[builtins.int] | None = ...,
+        seconds: collections.abc.Iterable[builtins.float] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["seconds", b"seconds", "steps", b"steps"]) -> None: ...
+
+global___MeasuredSteps = MeasuredSteps
 
 @typing.final
 class TimedSpan(google.protobuf.message.Message):

@@ -14,7 +14,7 @@ from controller.agent.observe.logs import Logs
 from controller.agent.observe.worker_logs import WorkerLogs
 from controller.agent.workers.worker import Worker
 from controller.rpc.server import MAX_INBOUND_BYTES
-from outlast.blackbox import Group, Op, Pass, Phase, SpanRecord, Writer
+from outlast.blackbox import Group, Op, Pass, Phase, SpanRecord, StepRecord, Writer
 from outlast.v1 import agents_pb2, ranks_pb2
 from outlast.worker_contract import MOST_BLACK_BOX_RECORDS, WorkerFiles
 
@@ -70,7 +70,7 @@ def test_times_are_those_of_black_boxes(jobs_dir: Path) -> None:
     writer.enter(Op.ALL_REDUCE, Group.DP)
     writer.leave()
     writer.phase(Phase.FORWARD_BACKWARD)
-    writer.spent(
+    writer.add_span(
         SpanRecord(
             phase=Phase.FORWARD_BACKWARD,
             work=Pass.FORWARD,
@@ -101,6 +101,50 @@ def test_times_are_those_of_black_boxes(jobs_dir: Path) -> None:
     assert present.start_ns == started.end_ns
 
 
+def test_what_steps_took_is_summed_up_where_the_black_box_is(jobs_dir: Path) -> None:
+    writer = Writer(
+        jobs_dir / "job" / "a10" / "rank-00001.blackbox", rank=1, world_size=2, attempt=10
+    )
+    for number in (1, 2, 3):
+        begun_ns = number * 10**9
+        writer.add_span(
+            SpanRecord(
+                phase=Phase.FORWARD_BACKWARD,
+                work=Pass.FORWARD,
+                micro_batch=0,
+                start_ns=begun_ns,
+                end_ns=begun_ns + 500_000_000,
+                waited_ns=number * 125_000_000,
+            )
+        )
+        writer.completed(
+            StepRecord(
+                step=number,
+                loss=1.0,
+                grad_norm=1.0,
+                learning_rate=0.1,
+                tokens=8,
+                start_ns=begun_ns,
+                end_ns=begun_ns + 750_000_000,
+                eval_loss=None,
+            )
+        )
+
+    def taken(measure: str, most_steps: int = 0) -> ranks_pb2.RankTimes:
+        (chunk,) = answers(jobs_dir, times=True, measure=measure, most_steps=most_steps)
+        return ranks_pb2.RankTimes.FromString(chunk.data)
+
+    forward = taken("forward", 2)
+    assert (list(forward.measured.steps), list(forward.measured.seconds)) == ([2, 3], [0.25, 0.125])
+    assert [field.name for field, _ in forward.ListFields()] == ["measured"]
+    assert list(taken("step").measured.seconds) == [0.75] * 3
+    # It has no operations, of which work and waiting are made.
+    assert taken("work").HasField("measured")
+    assert not taken("work").measured.steps
+    # What this version does not know is for the controller to make of all there is.
+    assert len(taken("later").steps) == 3
+
+
 def test_the_longest_black_box_is_one_message(jobs_dir: Path) -> None:
     path = jobs_dir / "job" / "a10" / "rank-00001.blackbox"
     writer = Writer(path, rank=1, world_size=2, attempt=10, records=MOST_BLACK_BOX_RECORDS)
@@ -117,7 +161,7 @@ def test_the_longest_black_box_is_one_message(jobs_dir: Path) -> None:
     for _ in range(MOST_BLACK_BOX_RECORDS):
         writer.enter(Op.REDUCE_SCATTER, Group.EXPERT_DP, 10_000)
         writer.leave()
-        writer.spent(span)
+        writer.add_span(span)
     (chunk,) = answers(jobs_dir, times=True)
     assert len(ranks_pb2.RankTimes.FromString(chunk.data).spans) > MOST_BLACK_BOX_RECORDS - 2
     assert chunk.ByteSize() < MAX_INBOUND_BYTES

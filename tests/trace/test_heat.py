@@ -84,6 +84,27 @@ def test_a_step_is_split_by_its_phases_and_passes() -> None:
     assert second.of(Measure.DATA) == pytest.approx(0.001)
 
 
+def test_what_a_rank_never_notes_is_not_known() -> None:
+    """A script may name no phase at all, or only some."""
+    rank = replace(rank_of(0, (), (step(1, 0, 10),)), spans=(a_phase("data", 0, 2),))
+    (only,) = step_times(rank)
+    assert only.of(Measure.DATA) == pytest.approx(0.002)
+    assert (only.of(Measure.FORWARD), only.of(Measure.CHECKPOINT)) == (None, None)
+
+
+def test_a_checkpoint_is_of_the_step_before_it_also_where_steps_follow_at_once() -> None:
+    steps = (step(1, 0, 10), step(2, 10, 20), step(3, 20, 30))
+    spans = (a_phase("data", 0, 1), a_phase("checkpoint", 20, 24))
+    found = step_times(replace(rank_of(0, (), steps), spans=spans))
+    assert [each.of(Measure.CHECKPOINT) for each in found] == [0, pytest.approx(0.004), 0]
+
+
+def test_the_last_phase_of_a_step_ends_with_it() -> None:
+    rank = replace(rank_of(0, (), (step(1, 0, 10),)), spans=(a_phase("optimizer", 0, 15),))
+    (only,) = step_times(rank)
+    assert only.of(Measure.OPTIMIZER) == pytest.approx(0.01)
+
+
 def test_of_steps_whose_passes_are_lost_nothing_is_said_of_them() -> None:
     steps = (step(1, 0, 10), step(2, 12, 22))
     # The ring has gone round within the first step.

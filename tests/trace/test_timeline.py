@@ -105,6 +105,21 @@ def test_work_has_the_name_of_its_pass_or_else_of_its_phase() -> None:
     assert {bar.detail for bar in track.bars if bar.name == "optimizer"} == {-1}
 
 
+def test_phases_name_nothing_where_a_device_is_behind_them() -> None:
+    rank = replace(
+        rank_of(0, (operation(-1, 0),), (step(1, 0, 20),)),
+        spans=(
+            a_phase("forward_backward", 0, 2),
+            a_pass("forward", 1, 6),
+            a_phase("gradient_sync", 2, 20),
+            a_pass("backward", 7, 15),
+        ),
+    )
+    (track,) = timeline([rank], LAYOUT, 1).tracks
+    names = [bar.name for bar in track.bars]
+    assert names == [OWN_WORK, "forward", OWN_WORK, "backward", OWN_WORK]
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_work_is_cut_up_and_nothing_of_it_lost_or_counted_twice(data: st.DataObject) -> None:
@@ -118,6 +133,8 @@ def test_work_is_cut_up_and_nothing_of_it_lost_or_counted_twice(data: st.DataObj
     operations = [operation(*pair) for pair in zip(edges[::2], edges[1::2], strict=False)]
     passes = spans_of("forward", is_pass=True)
     phases = spans_of("data", is_pass=False)
+    # Passes lie in no other phase than their own.
+    phases = [each for each in phases if not any(_overlap(each, other) for other in passes)]
     rank = replace(
         rank_of(0, (operation(-1, 0), *operations), (step(1, 0, 100),)),
         spans=(*passes, *phases),
@@ -131,6 +148,10 @@ def test_work_is_cut_up_and_nothing_of_it_lost_or_counted_twice(data: st.DataObj
     for each in found:
         inside = {"forward": in_pass, "data": in_phase}.get(each.name, busy - in_pass - in_phase)
         assert set(_moments(each)) <= inside
+
+
+def _overlap(one: Span, other: Span) -> bool:
+    return one.start_ns < other.end_ns and other.start_ns < one.end_ns
 
 
 def _moments(span: Span) -> range:

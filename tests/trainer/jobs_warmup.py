@@ -61,7 +61,7 @@ def train(
     passes = [each for each in reader.spans() if each.work is not Pass.NONE]
     return {
         "agreed": agreed,
-        "passes": [(each.name, each.chunk, each.micro_batch) for each in passes],
+        "passes": [(each.work.name.lower(), each.chunk, each.micro_batch) for each in passes],
         "eval": [record.eval_loss for record in reader.new_steps()],
         "weights": weights.hexdigest(),
         "random": torch.get_rng_state().tolist(),

@@ -155,7 +155,7 @@ def test_passes_and_waits_have_the_devices_times(
     moments = _late(device)
     comm = _comm(writer, moments)
     meter = StepMeter({Group.TP: [comm]}, PeakMemory(torch.device("cpu")), moments)
-    meter.begin(writer.spent)
+    meter.begin(writer.add_span)
     for before, wait, after in ((10.0, 3.0, 5.0), (20.0, 1.0, 0.0)):
         meter.before_forward(0, 0)
         comm.departed()

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import struct
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from controller.agent.observe.rank_times import rank_times
 from outlast.blackbox import (
     NUM_STEP_RECORDS,
     BlackBoxError,
     Expected,
     Group,
     Op,
+    OpRecord,
     Pass,
     Phase,
     Reader,
@@ -24,9 +28,12 @@ from outlast.blackbox import (
     StepUse,
     Writer,
     bubble_of,
+    open_black_box,
 )
-from outlast.blackbox.file import IDENTITY
+from outlast.blackbox.file import IDENTITY, OPS_AT
+from outlast.trace.heat import Measure
 from outlast.worker_contract import BLACK_BOX_RECORDS, MOST_BLACK_BOX_RECORDS
+from tests.contracts import contract_of
 
 
 def step_record(step: int, eval_loss: float | None = None) -> StepRecord:
@@ -118,18 +125,17 @@ def test_phases_are_kept_with_what_they_waited_and_passes_beside_them(path: Path
     writer = Writer(path, rank=0, world_size=1, attempt=1)
     reader = Reader(path)
     writer.phase(Phase.FORWARD_BACKWARD)
-    writer.spent(a_pass(3))
+    writer.add_span(a_pass(3))
     writer.enter(Op.ALL_REDUCE, Group.DP)
     writer.leave()
     writer.phase(Phase.OPTIMIZER)
     writer.phase(Phase.DATA)
     start, one, computed, update = reader.spans()
     assert one == a_pass(3)
-    assert [each.name for each in (start, one, computed, update)] == [
-        "starting",
-        "backward",
-        "forward_backward",
-        "optimizer",
+    assert [each.phase for each in (start, computed, update)] == [
+        Phase.STARTING,
+        Phase.FORWARD_BACKWARD,
+        Phase.OPTIMIZER,
     ]
     (operation,) = reader.ops()
     assert computed.waited_ns == operation.end_ns - operation.start_ns
@@ -146,7 +152,7 @@ def test_as_many_records_are_kept_as_a_job_asks_for(path: Path) -> None:
     for number in range(310):
         writer.enter(Op.SEND, Group.PP, number)
         writer.leave()
-        writer.spent(a_pass(number))
+        writer.add_span(a_pass(number))
     assert [each.detail for each in reader.ops()] == list(range(10, 310))
     assert [each.micro_batch for each in reader.spans()] == list(range(10, 310))
     default = path.with_name("default")
@@ -157,6 +163,57 @@ def test_as_many_records_are_kept_as_a_job_asks_for(path: Path) -> None:
     with pytest.raises(BlackBoxError, match="bytes, expected"):
         reader.spans()
     assert Reader(path).spans() == []
+
+
+@pytest.mark.parametrize(
+    ("document", "records"),
+    [
+        ('{"resources": {"black_box_records": 300}}', 300),
+        # Of a controller that does not know the setting.
+        ('{"resources": {}}', BLACK_BOX_RECORDS),
+        ("{}", BLACK_BOX_RECORDS),
+    ],
+)
+def test_a_worker_opens_its_box_as_its_job_asks_for(
+    tmp_path: Path, document: str, records: int
+) -> None:
+    contract = replace(contract_of(tmp_path), spec_json=document)
+    writer = open_black_box(contract)
+    for number in range(records + 5):
+        writer.add_span(a_pass(number))
+    assert len(Reader(contract.blackbox_path).spans()) == records
+
+
+def test_what_a_device_does_is_not_waited_for_by_the_phase_that_learns_of_it(path: Path) -> None:
+    writer = Writer(path, rank=0, world_size=1, attempt=1)
+    operation = OpRecord(
+        op=Op.ALL_REDUCE, group=Group.DP, seq=1, detail=-1, start_ns=1, end_ns=10**12
+    )
+    writer.ended(operation)
+    writer.phase(Phase.DATA)
+    (started,) = Reader(path).spans()
+    assert started.waited_ns == 0
+
+
+def test_anything_may_stand_in_the_rings_and_is_read_as_something(path: Path) -> None:
+    writer = Writer(path, rank=0, world_size=1, attempt=1, records=256)
+    for number in range(256):
+        writer.enter(Op.SEND, Group.PP, number)
+        writer.leave()
+        writer.add_span(a_pass(number))
+    random = Random(7)
+    reader = Reader(path)
+    whole = path.read_bytes()
+    for _ in range(300):
+        with path.open("r+b") as file:
+            at = random.randrange(OPS_AT, len(whole) - 64)
+            file.seek(at)
+            file.write(random.randbytes(64))
+        for each in (*reader.spans(), *reader.ops()):
+            assert each.start_ns >= 0
+        rank_times(path)
+        for measure in Measure:
+            rank_times(path, measure, 10)
 
 
 @pytest.mark.parametrize("records", [0, -1, MOST_BLACK_BOX_RECORDS + 1])

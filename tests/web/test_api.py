@@ -220,6 +220,13 @@ def test_heat_map_and_timeline_are_made_of_what_ranks_have_noted(tmp_path: Path)
         found = await got(client, f"/jobs/{job_id}/heat-map", measure="waiting", rows=1)
         assert found["rows"][0]["seconds"] == [0.002]
 
+        summed_up = ranks_pb2.MeasuredSteps(steps=[8, 9], seconds=[0.1, 0.25])
+        bench.agents[1].logs = ranks_pb2.RankTimes(measured=summed_up).SerializeToString()
+        found = await got(client, f"/jobs/{job_id}/heat-map", measure="waiting")
+        assert found["steps"] == [3, 8, 9]
+        assert [row["seconds"] for row in found["rows"]] == [[0.002, None, None], [None, 0.1, 0.25]]
+        bench.agents[1].logs = b"\xff of an agent that does not know of times"
+
         found = await got(client, f"/jobs/{job_id}/timeline")
         (track,) = found["tracks"]
         assert (found["step"], found["steps"], found["length_s"]) == (3, [3], 0.005)

@@ -140,7 +140,7 @@ class TrainLoop:
         start_ns = node_time_ns()
         scale = 1.0 if state.loss_scale is None else state.loss_scale.scale
         replay = self._replay_of(step, scale)
-        state.meter.begin(box.spent)
+        state.meter.begin(box.add_span)
         box.phase(Phase.DATA)
         state.data_parallel.prefetch()
         micro_batches = state.data.train.micro_batches(step)

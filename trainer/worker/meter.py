@@ -74,7 +74,7 @@ class StepMeter:
         self._memory = memory
         self._timeline = timeline
         self._inner = inner
-        self._spent: Callable[[SpanRecord], None] = _ignore
+        self._add_span: Callable[[SpanRecord], None] = _ignore
         self._pass_ns = {Pass.FORWARD: 0, Pass.BACKWARD: 0}
         # When the present pass began, and what the rank had waited by then.
         self._began = (0, 0)
@@ -100,17 +100,19 @@ class StepMeter:
         if self._inner is not None:
             self._inner.after_backward(chunk, micro_batch, last=last)
 
-    def begin(self, spent: Callable[[SpanRecord], None]) -> None:
+    def begin(self, add_span: Callable[[SpanRecord], None]) -> None:
         """A step begins: evaluations and checkpoints before it are none of its use.
 
-        `spent` gets each pass of the step as it ends.
+        `add_span` gets each pass of the step as it ends.
         """
-        self._spent = spent
+        self._add_span = add_span
         self._before = self._read()
         self._pass_ns = dict.fromkeys(self._pass_ns, 0)
 
     def take(self, timing: Timing, *, data_wait_ns: int = 0) -> StepUse:
         """What the step has used; `timing` is of its run of the engine."""
+        # All of its passes have ended, on a device as well.
+        self._add_span = _ignore
         then, now = self._before, self._read()
         return StepUse(
             forward_ns=self._pass_ns[Pass.FORWARD],
@@ -132,9 +134,9 @@ class StepMeter:
 
     def _end(self, work: Pass, chunk: int, micro_batch: int, now_ns: int) -> None:
         start_ns, waited_before_ns = self._began
-        waited_ns = self._waited_ns() - waited_before_ns
+        waited_ns = max(0, self._waited_ns() - waited_before_ns)
         self._pass_ns[work] += now_ns - start_ns - waited_ns
-        self._spent(
+        self._add_span(
             SpanRecord(
                 phase=Phase.FORWARD_BACKWARD,
                 work=work,
@@ -152,7 +154,7 @@ class StepMeter:
 
 
 def _ignore(span: SpanRecord) -> None:
-    """Of passes before the first step, which warm it up."""
+    """Of passes that are no step's: a warm-up's, or those of a step that is done again."""
 
 
 class _Reading:

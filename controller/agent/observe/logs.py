@@ -24,6 +24,7 @@ from controller.agent.observe.rank_times import rank_times
 from controller.agent.session import SessionLostError
 from controller.agent.workers import profiles, stacks
 from controller.agent.workers.worker import Worker
+from outlast.trace.heat import Measure
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import ALL_LOGS, WorkerFiles, log_rank
 
@@ -157,9 +158,11 @@ class Logs:
             await self._send_new(query, list(sources.values()))
 
     async def _send_times(self, query: agents_pb2.LogQuery, sources: list[_Source]) -> None:
+        # One that this version does not know is the controller's to make of all times.
+        measure = Measure(query.measure) if query.measure in [*Measure] else None
         for source in sources:
             paths = WorkerFiles.below(source.path.parent, source.rank)
-            times = await asyncio.to_thread(rank_times, paths.blackbox)
+            times = await asyncio.to_thread(rank_times, paths.blackbox, measure, query.most_steps)
             if times is not None:
                 await self._send_one(query, source, times)
 

@@ -2,7 +2,7 @@
 
 import { get } from "/page/api.js";
 import { count, duration } from "/page/format.js";
-import { colorOf, heatOf, heatParts, median } from "/page/heat.js";
+import { colorOf, heatOf, heatParts, median, MOST } from "/page/heat.js";
 import { usePlane, within } from "/page/plane.js";
 import { Empty, Failure, html, Link, Loading, useMemo, usePolled, useState } from "/page/ui.js";
 
@@ -20,6 +20,9 @@ const [PERIOD_S, RANKS_PER_S] = [15, 100];
 // Rows that are named as slow: on the mean so much above their peers.
 const SLOW = 1.15;
 
+/** Where most peers take no time at all, those that do are far above them. */
+const ratioOf = (value, middle) => (middle ? value / middle : value ? MOST : 1);
+
 /** Of each row and step the ratio to the median of the rows of its pipeline stage. */
 function ratiosOf(rows, numSteps) {
   const stages = new Map();
@@ -30,7 +33,7 @@ function ratiosOf(rows, numSteps) {
       const middle = median(members.map((index) => rows[index].seconds[step]));
       for (const index of members) {
         const value = rows[index].seconds[step];
-        ratios[index][step] = value === null || !middle ? null : value / middle;
+        ratios[index][step] = value === null ? null : ratioOf(value, middle);
       }
     }
   }

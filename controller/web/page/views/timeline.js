@@ -52,13 +52,13 @@ function partsOf(data, chosen) {
     .filter((each) => isSame(chosen, each, data.layout)));
 }
 
-function paint(ctx, data, seen, chosen, parts, { across, down }) {
+function paint(ctx, data, kinds, seen, chosen, parts, { across, down }) {
   const rowPx = down / seen.h;
   const perS = across / seen.w;
   const at = (seconds) => LEFT_PX + (seconds - seen.x) * perS;
   const rows = new Map(data.tracks.map((track, index) => [track.rank, index]));
   const box = (bar, row) => [at(bar.begun_s), (row - seen.y) * rowPx + 2, Math.max(1, (bar.ended_s - bar.begun_s) * perS), rowPx - 4];
-  const colors = Object.fromEntries(kindsOf(data).map(([kind, isWork]) => [kind, colorOf(colorName(kind, isWork))]));
+  const colors = Object.fromEntries(kinds.map(([kind, isWork]) => [kind, colorOf(colorName(kind, isWork))]));
   ctx.save();
   ctx.beginPath();
   ctx.rect(LEFT_PX, 0, across, down);
@@ -120,6 +120,7 @@ function moved(data, chosen, key) {
 
 function Tracks({ data, chosen, choose }) {
   const parts = useMemo(() => partsOf(data, chosen), [data, chosen]);
+  const kinds = useMemo(() => kindsOf(data), [data]);
   const height = within(ROW_PX * data.tracks.length, LEAST_PX, MOST_PX) + BOTTOM_PX;
   const whole = { w: data.length_s, h: data.tracks.length };
   const { canvas, seen, zoom, handlers } = usePlane({
@@ -127,7 +128,7 @@ function Tracks({ data, chosen, choose }) {
     frame: { left: LEFT_PX, bottom: BOTTOM_PX, height },
     axes: "x",
     least: data.length_s / 10_000,
-    paint: (ctx, view, size) => paint(ctx, data, view, chosen, parts, size),
+    paint: (ctx, view, size) => paint(ctx, data, kinds, view, chosen, parts, size),
     picked: (place) => choose(barAt(data, place)),
   });
   const keyed = (event) => {
