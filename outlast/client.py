@@ -275,10 +275,18 @@ class Client:
         return self._call(self._ranks.ListRanks, request)
 
     def times(
-        self, job_id: str, *, rank: int | None = None, attempt: int = 0
+        self,
+        job_id: str,
+        *,
+        rank: int | None = None,
+        attempt: int = 0,
+        steps: tuple[int, int] = (0, 0),
     ) -> Iterator[ranks_pb2.ReadTimesResponse]:
-        """When the last operations and steps of ranks began and ended; attempt 0: the newest."""
-        request = ranks_pb2.ReadTimesRequest(job_id=job_id, rank=rank, attempt=attempt)
+        """When ranks' last operations, steps and spans were; attempt 0 is the newest."""
+        first, last = steps
+        request = ranks_pb2.ReadTimesRequest(
+            job_id=job_id, rank=rank, attempt=attempt, first_step=first, last_step=last
+        )
         return self._stream(self._ranks.ReadTimes, request)
 
     def stacks(

@@ -20,6 +20,9 @@ from outlast.v1 import ranks_pb2
 # Agents of all nodes are asked, and read what their ranks have noted.
 TIMEOUT_S = 60.0
 _DIGITS = 4
+# Before and behind the step that is shown: how far clocks are apart follows from what ranks have
+# met in.
+_CLOCK_STEPS = 4
 # Of a second.
 _PLACES = 7
 
@@ -100,25 +103,16 @@ async def step_timeline(
     if not ranks:
         wrong = f"is {first}; allowed: 0 to {listed.num_ranks - 1}"
         raise RequestError(400, f"first: {wrong}", fields=(("first", wrong),))
-    found: dict[int, TracedRank] = {}
-
-    def keep(times: ranks_pb2.ReadTimesResponse) -> None:
-        (found[times.rank],) = traced_ranks([times], listed.layout)
-
     # One question for all of them, where they are all.
-    asked: Iterable[int | None] = (None,) if len(ranks) == listed.num_ranks else ranks
-    questions = [ranks_pb2.ReadTimesRequest(job_id=job_id, rank=rank) for rank in asked]
-    missing = await _read(gateway, questions, keep)
-    kept = [found[rank] for rank in sorted(found)]
+    asked = (None,) if len(ranks) == listed.num_ranks else (*ranks,)
+    shown_step = await _newest_step(gateway, job_id, asked) if step is None else step
+    kept, missing = await _around(gateway, job_id, asked, shown_step, listed.layout)
     steps = known_steps(kept)
-    if step is None:
-        done = [rank.steps[-1].step for rank in kept if rank.steps]
-        step = min(done, default=0)
-    elif step not in steps:
+    if step is not None and step not in steps:
         known = f"{steps[0]} to {steps[-1]}" if steps else "none as yet"
         wrong = f"is {step}; known are {known}"
         raise RequestError(404, f"step: {wrong}", fields=(("step", wrong),))
-    shown = await run_in_threadpool(timeline, kept, listed.layout, step)
+    shown = await run_in_threadpool(timeline, kept, listed.layout, shown_step)
     layout = asdict(listed.layout)
     return {
         "attempt": listed.attempt,
@@ -128,6 +122,43 @@ async def step_timeline(
         "missing": missing,
         **timeline_facts(shown),
     }
+
+
+async def _around(
+    gateway: Gateway, job_id: str, ranks: Iterable[int | None], step: int, layout: Layout
+) -> tuple[list[TracedRank], list[dict[str, str]]]:
+    """What these ranks did in a step and near it, and the nodes that did not answer."""
+    found: dict[int, TracedRank] = {}
+
+    def keep(times: ranks_pb2.ReadTimesResponse) -> None:
+        (found[times.rank],) = traced_ranks([times], layout)
+
+    first, last = (max(1, step + by) for by in (-_CLOCK_STEPS, _CLOCK_STEPS))
+    questions = [
+        ranks_pb2.ReadTimesRequest(job_id=job_id, rank=rank, first_step=first, last_step=last)
+        for rank in ranks
+    ]
+    missing = await _read(gateway, questions, keep)
+    return [found[rank] for rank in sorted(found)], missing
+
+
+async def _newest_step(gateway: Gateway, job_id: str, ranks: Iterable[int | None]) -> int:
+    """The newest that all of these ranks have done; 0 for none."""
+    done: list[int] = []
+
+    def note(times: ranks_pb2.ReadTimesResponse) -> None:
+        # An agent that does not sum up sends all.
+        steps = [*times.times.measured.steps, *(each.step for each in times.times.steps)]
+        done.extend(steps[-1:])
+
+    questions = [
+        ranks_pb2.ReadTimesRequest(
+            job_id=job_id, rank=rank, measure=str(Measure.STEP), most_steps=1
+        )
+        for rank in ranks
+    ]
+    await _read(gateway, questions, note)
+    return min(done, default=0)
 
 
 def timeline_facts(shown: Timeline) -> dict[str, Any]:

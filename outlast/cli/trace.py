@@ -53,7 +53,7 @@ def trace(
     wanted = _steps(steps)
     with controller_of(controller, state_dir) as client:
         found = find_job(client, job)
-        ranks, layout, missing = _read(client, found.job_id, rank, attempt)
+        ranks, layout, missing = _read(client, found.job_id, rank, attempt, wanted)
         marks = _marks(client, found.job_id)
     for each in missing:
         output.print_message(f"outlast: missing: {each}")
@@ -76,7 +76,11 @@ def _steps(text: str) -> tuple[int, int] | None:
 
 
 def _read(
-    client: Client, job_id: str, only: Sequence[int] | None, attempt: int
+    client: Client,
+    job_id: str,
+    only: Sequence[int] | None,
+    attempt: int,
+    wanted: tuple[int, int] | None,
 ) -> tuple[list[TracedRank], Layout, list[str]]:
     """Ranks in order, the present layout, and what is missing in words."""
     from outlast.layout import Layout
@@ -86,7 +90,7 @@ def _read(
     layout = Layout(tp=listed.tp, pp=listed.pp, dp=listed.dp, ep=listed.ep)
     times, missing = {}, []
     for asked in only or (None,):
-        for found in client.times(job_id, rank=asked, attempt=attempt):
+        for found in client.times(job_id, rank=asked, attempt=attempt, steps=wanted or (0, 0)):
             if found.HasField("missing"):
                 missing += [f"{found.node}: {found.missing.reason}"] if found.missing.reason else []
             else:

@@ -107,4 +107,5 @@ def _shifted(rank: TracedRank, by_ns: int) -> TracedRank:
             replace(each, start_ns=each.start_ns - by_ns, end_ns=each.end_ns - by_ns)
             for each in rank.spans
         ),
+        known_ns=None if rank.known_ns is None else rank.known_ns - by_ns,
     )

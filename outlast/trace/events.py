@@ -19,6 +19,7 @@ from outlast.trace.ranks import (
     TracedOperation,
     TracedRank,
     TracedSpan,
+    known_since_ns,
     last_to_begin,
     meeting_of,
     own_work,
@@ -97,7 +98,7 @@ def _cut(rank: TracedRank, wanted: range) -> TracedRank:
         each for each in rank.operations if start_ns <= each.start_ns and each.end_ns <= end_ns
     )
     # What lies before a part is known all the same.
-    known_ns = min((each.start_ns for each in rank.operations), default=None)
+    known_ns = known_since_ns(rank)
     spans = tuple(each for each in rank.spans if start_ns <= each.start_ns < end_ns)
     return replace(rank, operations=operations, steps=steps, spans=spans, known_ns=known_ns)
 

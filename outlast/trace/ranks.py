@@ -68,7 +68,8 @@ class TracedRank:
     steps: tuple[TracedStep, ...]
     spans: tuple[TracedSpan, ...] = ()
     known_ns: int | None = None
-    """Since when all of its operations are there; None: since the first of them."""
+    """Since when its operations are there, or known not to be in these steps; None: since the first
+    of them."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -135,6 +136,7 @@ def _traced_rank(found: ReadTimesResponse, layout: Layout, latest_ns: int) -> Tr
             )
             for each in found.times.spans
         ),
+        known_ns=found.times.known_since_ns or None,
     )
 
 
@@ -152,13 +154,18 @@ def meeting_of(rank: TracedRank, operation: TracedOperation, layout: Layout) -> 
     return Meeting(operation.group, members, operation.sequence)
 
 
+def known_since_ns(rank: TracedRank) -> int | None:
+    """Before this moment operations may have been written over; None for a rank without any."""
+    if rank.known_ns is not None:
+        return rank.known_ns
+    return min((each.start_ns for each in rank.operations), default=None)
+
+
 def own_work(rank: TracedRank, least_ns: int) -> list[Span]:
     """Where a rank was in a step and in no operation, for at least so long."""
     operations = sorted(rank.operations, key=lambda each: each.start_ns)
     # Before the first that is still known there were others.
-    known_ns = rank.known_ns
-    if known_ns is None:
-        known_ns = operations[0].start_ns if operations else 0
+    known_ns = known_since_ns(rank) or 0
     found, index = [], 0
     for step in rank.steps:
         at_ns = max(step.start_ns, known_ns)

@@ -11,6 +11,7 @@ from outlast.trace.events import LEAST_WORK_NS, cut
 from outlast.trace.ranks import (
     TracedOperation,
     TracedRank,
+    known_since_ns,
     last_to_begin,
     meeting_of,
     named_work,
@@ -65,7 +66,7 @@ def known_steps(ranks: Sequence[TracedRank]) -> list[int]:
     """Steps of which some rank still has all operations, oldest first."""
     found: set[int] = set()
     for rank in ranks:
-        known_ns = min((each.start_ns for each in rank.operations), default=None)
+        known_ns = known_since_ns(rank)
         found |= {each.step for each in rank.steps if known_ns is None or each.start_ns >= known_ns}
     return sorted(found)
 

@@ -1104,6 +1104,8 @@ class LogQuery(google.protobuf.message.Message):
     RECORDING_FIELD_NUMBER: builtins.int
     MEASURE_FIELD_NUMBER: builtins.int
     MOST_STEPS_FIELD_NUMBER: builtins.int
+    FIRST_STEP_FIELD_NUMBER: builtins.int
+    LAST_STEP_FIELD_NUMBER: builtins.int
     query_id: builtins.str
     job_id: builtins.str
     rank: builtins.int
@@ -1127,6 +1129,8 @@ class LogQuery(google.protobuf.message.Message):
     measure: builtins.str
     """With `times`: as of ReadTimesRequest."""
     most_steps: builtins.int
+    first_step: builtins.int
+    last_step: builtins.int
     @property
     def recording(self) -> global___Recording:
         """Instead of its output, where the rank is in the next seconds: a RankProfile in the data of one
@@ -1150,9 +1154,11 @@ class LogQuery(google.protobuf.message.Message):
         recording: global___Recording | None = ...,
         measure: builtins.str = ...,
         most_steps: builtins.int = ...,
+        first_step: builtins.int = ...,
+        last_step: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank", "recording", b"recording"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "cancel", b"cancel", "follow", b"follow", "job_id", b"job_id", "measure", b"measure", "most_steps", b"most_steps", "native", b"native", "query_id", b"query_id", "rank", b"rank", "recording", b"recording", "stacks", b"stacks", "tail_bytes", b"tail_bytes", "times", b"times", "timestamps", b"timestamps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "cancel", b"cancel", "first_step", b"first_step", "follow", b"follow", "job_id", b"job_id", "last_step", b"last_step", "measure", b"measure", "most_steps", b"most_steps", "native", b"native", "query_id", b"query_id", "rank", b"rank", "recording", b"recording", "stacks", b"stacks", "tail_bytes", b"tail_bytes", "times", b"times", "timestamps", b"timestamps"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
 
 global___LogQuery = LogQuery

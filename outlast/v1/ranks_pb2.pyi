@@ -140,6 +140,8 @@ class ReadTimesRequest(google.protobuf.message.Message):
     ATTEMPT_FIELD_NUMBER: builtins.int
     MEASURE_FIELD_NUMBER: builtins.int
     MOST_STEPS_FIELD_NUMBER: builtins.int
+    FIRST_STEP_FIELD_NUMBER: builtins.int
+    LAST_STEP_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     rank: builtins.int
     """One rank, or every rank when absent."""
@@ -152,6 +154,11 @@ class ReadTimesRequest(google.protobuf.message.Message):
     """
     most_steps: builtins.int
     """Of so many steps at most, with a measure; as many as are known when 0."""
+    first_step: builtins.int
+    """Without a measure: of operations and spans only what lies in these steps, by the rank's own
+    times; all of them when 0. Steps are sent all the same.
+    """
+    last_step: builtins.int
     def __init__(
         self,
         *,
@@ -160,9 +167,11 @@ class ReadTimesRequest(google.protobuf.message.Message):
         attempt: builtins.int = ...,
         measure: builtins.str = ...,
         most_steps: builtins.int = ...,
+        first_step: builtins.int = ...,
+        last_step: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "job_id", b"job_id", "measure", b"measure", "most_steps", b"most_steps", "rank", b"rank"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "first_step", b"first_step", "job_id", b"job_id", "last_step", b"last_step", "measure", b"measure", "most_steps", b"most_steps", "rank", b"rank"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
 
 global___ReadTimesRequest = ReadTimesRequest
@@ -209,6 +218,9 @@ class RankTimes(google.protobuf.message.Message):
     STEPS_FIELD_NUMBER: builtins.int
     SPANS_FIELD_NUMBER: builtins.int
     MEASURED_FIELD_NUMBER: builtins.int
+    KNOWN_SINCE_NS_FIELD_NUMBER: builtins.int
+    known_since_ns: builtins.int
+    """Since when the black box has all operations, where not all of them were asked for."""
     @property
     def operations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimedOperation]: ...
     @property
@@ -226,9 +238,10 @@ class RankTimes(google.protobuf.message.Message):
         steps: collections.abc.Iterable[global___TimedStep] | None = ...,
         spans: collections.abc.Iterable[global___TimedSpan] | None = ...,
         measured: global___MeasuredSteps | None = ...,
+        known_since_ns: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["measured", b"measured"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["measured", b"measured", "operations", b"operations", "spans", b"spans", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["known_since_ns", b"known_since_ns", "measured", b"measured", "operations", b"operations", "spans", b"spans", "steps", b"steps"]) -> None: ...
 
 global___RankTimes = RankTimes
 

@@ -14,7 +14,7 @@ from controller.agent.observe.logs import Logs
 from controller.agent.observe.worker_logs import WorkerLogs
 from controller.agent.workers.worker import Worker
 from controller.rpc.server import MAX_INBOUND_BYTES
-from outlast.blackbox import Group, Op, Pass, Phase, SpanRecord, StepRecord, Writer
+from outlast.blackbox import Group, Op, OpRecord, Pass, Phase, SpanRecord, StepRecord, Writer
 from outlast.v1 import agents_pb2, ranks_pb2
 from outlast.worker_contract import MOST_BLACK_BOX_RECORDS, WorkerFiles
 
@@ -117,18 +117,7 @@ def test_what_steps_took_is_summed_up_where_the_black_box_is(jobs_dir: Path) -> 
                 waited_ns=number * 125_000_000,
             )
         )
-        writer.completed(
-            StepRecord(
-                step=number,
-                loss=1.0,
-                grad_norm=1.0,
-                learning_rate=0.1,
-                tokens=8,
-                start_ns=begun_ns,
-                end_ns=begun_ns + 750_000_000,
-                eval_loss=None,
-            )
-        )
+        writer.completed(step_record(number, begun_ns, begun_ns + 750_000_000))
 
     def taken(measure: str, most_steps: int = 0) -> ranks_pb2.RankTimes:
         (chunk,) = answers(jobs_dir, times=True, measure=measure, most_steps=most_steps)
@@ -143,6 +132,56 @@ def test_what_steps_took_is_summed_up_where_the_black_box_is(jobs_dir: Path) -> 
     assert not taken("work").measured.steps
     # What this version does not know is for the controller to make of all there is.
     assert len(taken("later").steps) == 3
+
+
+def test_only_what_lies_in_some_steps_is_sent(jobs_dir: Path) -> None:
+    path = jobs_dir / "job" / "a10" / "rank-00001.blackbox"
+    writer = Writer(path, rank=1, world_size=2, attempt=10)
+    second_ns = 10**9
+    for number in range(1, 6):
+        begun_ns = number * second_ns
+        for sequence, at_ns in enumerate((begun_ns, begun_ns + 900_000_000), start=1):
+            writer.ended(
+                OpRecord(
+                    op=Op.ALL_REDUCE,
+                    group=Group.DP,
+                    seq=10 * number + sequence,
+                    detail=-1,
+                    start_ns=at_ns,
+                    end_ns=at_ns + 50_000_000,
+                )
+            )
+        writer.add_span(
+            SpanRecord(
+                phase=Phase.DATA, start_ns=begun_ns, end_ns=begun_ns + second_ns, waited_ns=number
+            )
+        )
+        writer.completed(step_record(number, begun_ns, begun_ns + second_ns))
+
+    def within(first: int, last: int) -> ranks_pb2.RankTimes:
+        (chunk,) = answers(jobs_dir, times=True, first_step=first, last_step=last)
+        return ranks_pb2.RankTimes.FromString(chunk.data)
+
+    found = within(2, 3)
+    assert [each.sequence for each in found.operations] == [21, 22, 31, 32]
+    assert [each.waited_ns for each in found.spans] == [2, 3]
+    # All steps, as a page offers them, and since when there is more than their length.
+    assert [each.step for each in found.steps] == [1, 2, 3, 4, 5]
+    assert found.known_since_ns == second_ns
+    assert not within(7, 9).operations
+
+
+def step_record(step: int, start_ns: int, end_ns: int) -> StepRecord:
+    return StepRecord(
+        step=step,
+        loss=1.0,
+        grad_norm=1.0,
+        learning_rate=0.1,
+        tokens=8,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        eval_loss=None,
+    )
 
 
 def test_the_longest_black_box_is_one_message(jobs_dir: Path) -> None:

@@ -17,6 +17,7 @@ from outlast.trace.ranks import (
     own_work,
     traced_ranks,
 )
+from outlast.trace.timeline import known_steps
 from outlast.v1 import ranks_pb2
 
 MS = 1_000_000
@@ -228,9 +229,23 @@ def test_phases_and_passes_have_threads_of_their_own() -> None:
 
 
 def test_clocks_move_phases_and_passes_as_well() -> None:
-    rank = replace(rank_of(0, (), (step(1, 0, 10),)), spans=(a_phase("data", 1, 4),))
+    rank = rank_of(0, (), (step(1, 0, 10),))
+    rank = replace(rank, spans=(a_phase("data", 1, 4),), known_ns=5 * MS)
     (moved,) = aligned([rank], {"n0": MS})
-    assert moved.spans == (a_phase("data", 0, 3),)
+    assert (moved.spans, moved.known_ns) == ((a_phase("data", 0, 3),), 4 * MS)
+
+
+def test_what_an_agent_has_left_out_is_known_all_the_same() -> None:
+    rank = rank_of(0, (operation(12, 13),), (step(1, 0, 10), step(2, 10, 20)))
+    assert known_steps([rank]) == []
+    # It has operations since the first step, and sent those of the second.
+    rank = replace(rank, known_ns=0)
+    assert known_steps([rank]) == [1, 2]
+    (found,) = cut([rank], 2, 2)
+    assert [(each.start_ns / MS, each.end_ns / MS) for each in own_work(found, 1)] == [
+        (10, 12),
+        (13, 20),
+    ]
 
 
 def test_marks_are_of_the_whole_trace() -> None:

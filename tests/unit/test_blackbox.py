@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from controller.agent.observe.rank_times import rank_times
+from controller.agent.observe.rank_times import measured_times, rank_times
 from outlast.blackbox import (
     NUM_STEP_RECORDS,
     BlackBoxError,
@@ -212,8 +212,9 @@ def test_anything_may_stand_in_the_rings_and_is_read_as_something(path: Path) ->
         for each in (*reader.spans(), *reader.ops()):
             assert each.start_ns >= 0
         rank_times(path)
+        rank_times(path, range(1, 3))
         for measure in Measure:
-            rank_times(path, measure, 10)
+            measured_times(path, measure, 10)
 
 
 @pytest.mark.parametrize("records", [0, -1, MOST_BLACK_BOX_RECORDS + 1])

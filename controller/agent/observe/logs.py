@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 
 from controller.agent.observe.log_files import read_log
 from controller.agent.observe.log_times import LogTimes
-from controller.agent.observe.rank_times import rank_times
+from controller.agent.observe.rank_times import measured_times, rank_times
 from controller.agent.session import SessionLostError
 from controller.agent.workers import profiles, stacks
 from controller.agent.workers.worker import Worker
@@ -160,9 +160,13 @@ class Logs:
     async def _send_times(self, query: agents_pb2.LogQuery, sources: list[_Source]) -> None:
         # One that this version does not know is the controller's to make of all times.
         measure = Measure(query.measure) if query.measure in [*Measure] else None
+        within = range(query.first_step, query.last_step + 1) if query.last_step > 0 else None
         for source in sources:
-            paths = WorkerFiles.below(source.path.parent, source.rank)
-            times = await asyncio.to_thread(rank_times, paths.blackbox, measure, query.most_steps)
+            path = WorkerFiles.below(source.path.parent, source.rank).blackbox
+            if measure is None:
+                times = await asyncio.to_thread(rank_times, path, within)
+            else:
+                times = await asyncio.to_thread(measured_times, path, measure, query.most_steps)
             if times is not None:
                 await self._send_one(query, source, times)
 

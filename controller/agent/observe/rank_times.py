@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from outlast.blackbox import (
@@ -11,6 +12,7 @@ from outlast.blackbox import (
     Phase,
     Reader,
     SpanRecord,
+    StepRecord,
 )
 from outlast.layout import Layout
 from outlast.trace.heat import Measure, measured
@@ -18,32 +20,70 @@ from outlast.trace.ranks import traced_ranks
 from outlast.v1 import ranks_pb2
 
 
-def rank_times(
-    path: Path, measure: Measure | None = None, most_steps: int = 0
-) -> ranks_pb2.RankTimes | None:
-    """What is still in the box; None when there is none that can be read.
+def rank_times(path: Path, within: range | None = None) -> ranks_pb2.RankTimes | None:
+    """What is still in the box, or of operations and spans only what lies `within` some steps.
 
-    With a measure it is summed up: a box has half a megabyte, and what 400 steps took by one
-    measure takes three kilobytes.
+    None when there is no box that can be read.
     """
+
+    def read(reader: Reader) -> ranks_pb2.RankTimes:
+        steps, operations, spans = reader.new_steps(), _operations(reader), _spans(reader)
+        if within is None:
+            return _message(steps, operations, spans)
+        chosen = [each for each in steps if each.step in within]
+        begun_ns = min((each.start_ns for each in chosen), default=0)
+        ended_ns = max((each.end_ns for each in chosen), default=0)
+        found = _message(
+            steps,
+            [each for each in operations if _overlaps(each, begun_ns, ended_ns)],
+            [each for each in spans if _overlaps(each, begun_ns, ended_ns)],
+        )
+        found.known_since_ns = min((each.start_ns for each in operations), default=0)
+        return found
+
+    return _read(path, read)
+
+
+def measured_times(path: Path, measure: Measure, most_steps: int = 0) -> ranks_pb2.RankTimes | None:
+    """What the newest steps took by a measure; None when there is no box that can be read.
+
+    A box has almost half a megabyte, and what 400 steps took fits into three kilobytes.
+    """
+
+    def read(reader: Reader) -> ranks_pb2.RankTimes:
+        is_of_operations = measure in (Measure.WORK, Measure.WAITING)
+        is_of_spans = not (is_of_operations or measure is Measure.STEP)
+        times = _message(
+            reader.new_steps(),
+            _operations(reader) if is_of_operations else [],
+            _spans(reader) if is_of_spans else [],
+        )
+        # Which rank it is, and where, is not part of the sum.
+        (rank,) = traced_ranks([ranks_pb2.ReadTimesResponse(times=times)], Layout())
+        found = measured(rank, measure, most_steps or NUM_STEP_RECORDS)
+        steps = ranks_pb2.MeasuredSteps(steps=list(found), seconds=list(found.values()))
+        return ranks_pb2.RankTimes(measured=steps)
+
+    return _read(path, read)
+
+
+def _read(path: Path, read: Callable[[Reader], ranks_pb2.RankTimes]) -> ranks_pb2.RankTimes | None:
     try:
         reader = Reader(path)
     except (OSError, ValueError):
         return None
     try:
-        times = _times(reader, measure)
+        return read(reader)
     except ValueError:
         # Whatever a rank has written there, it is that rank's trouble alone.
         return None
     finally:
         reader.close()
-    return times if measure is None else _summed_up(times, measure, most_steps or NUM_STEP_RECORDS)
 
 
-def _times(reader: Reader, measure: Measure | None) -> ranks_pb2.RankTimes:
-    """All, or as much of it as the measure is made of."""
-    is_of_operations = measure in (None, Measure.WORK, Measure.WAITING)
-    is_of_spans = measure is None or not (is_of_operations or measure is Measure.STEP)
+def _message(
+    steps: Iterable[StepRecord], operations: Iterable[OpRecord], spans: Iterable[SpanRecord]
+) -> ranks_pb2.RankTimes:
     return ranks_pb2.RankTimes(
         operations=[
             ranks_pb2.TimedOperation(
@@ -54,11 +94,11 @@ def _times(reader: Reader, measure: Measure | None) -> ranks_pb2.RankTimes:
                 start_ns=each.start_ns,
                 end_ns=each.end_ns,
             )
-            for each in (_operations(reader) if is_of_operations else ())
+            for each in operations
         ],
         steps=[
             ranks_pb2.TimedStep(step=each.step, start_ns=each.start_ns, end_ns=each.end_ns)
-            for each in reader.new_steps()
+            for each in steps
         ],
         spans=[
             ranks_pb2.TimedSpan(
@@ -70,19 +110,15 @@ def _times(reader: Reader, measure: Measure | None) -> ranks_pb2.RankTimes:
                 end_ns=each.end_ns,
                 waited_ns=each.waited_ns,
             )
-            for each in (_spans(reader) if is_of_spans else ())
+            for each in spans
         ],
     )
 
 
-def _summed_up(
-    times: ranks_pb2.RankTimes, measure: Measure, most_steps: int
-) -> ranks_pb2.RankTimes:
-    # Which rank it is, and where, is not part of the sum.
-    (rank,) = traced_ranks([ranks_pb2.ReadTimesResponse(times=times)], Layout())
-    found = measured(rank, measure, most_steps)
-    steps = ranks_pb2.MeasuredSteps(steps=list(found), seconds=list(found.values()))
-    return ranks_pb2.RankTimes(measured=steps)
+def _overlaps(record: OpRecord | SpanRecord, begun_ns: int, ended_ns: int) -> bool:
+    is_begun = record.start_ns < ended_ns
+    # One that has not ended has 0.
+    return is_begun and (record.end_ns == 0 or record.end_ns > begun_ns)
 
 
 def _operations(reader: Reader) -> list[OpRecord]:

@@ -1,0 +1,100 @@
+"""What observing is held against."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.results import Claim
+
+
+def claims_of(rows: dict[str, dict[str, Any]]) -> list[Claim]:
+    """The claims of the cases that ran."""
+    claims = []
+    if "boxes" in rows:
+        claims += _of_boxes(rows["boxes"])
+    if "fleet" in rows:
+        claims += _of_fleet(rows["fleet"])
+    if "pages" in rows:
+        claims += _of_pages(rows["pages"])
+    return claims
+
+
+def _of_boxes(row: dict[str, Any]) -> list[Claim]:
+    events = row["events"]
+    number = sum(events.values())
+    return [
+        Claim(
+            claim="black box: share of a step",
+            value=100 * row["share_of_step"],
+            unit="%",
+            goal="<= 0.5",
+            baseline=f"a step of {row['step_s']:.2f} s, {row['layout']}, 8 micro-batches, 2 chunks",
+            how=f"{number} events of rank 0's step, each as long as the median of its kind alone",
+        ),
+        *(
+            Claim(
+                claim=f"black box: {kind}",
+                value=row["event_ns"][kind],
+                unit="ns",
+                goal="none",
+                baseline="an empty loop",
+                how="medians of five rounds of 20,000",
+            )
+            for kind in ("operation", "pass", "phase")
+        ),
+    ]
+
+
+def _of_fleet(row: dict[str, Any]) -> list[Claim]:
+    scrape, asked = row["scrape"], row["messages"]
+    how = "production service and tables in one process, agents as events; CPU time, medians of 7"
+    messages = asked["asked"]
+    longest = max(messages, key=lambda name: messages[name]["loop_s"])
+    return [
+        Claim(
+            claim=f"a scrape with a job of {scrape['ranks']} ranks: the loop stands still",
+            value=1e3 * scrape["loop_s"],
+            unit="ms",
+            goal="<= 50",
+            baseline=f"{1e3 * scrape['text_s']:.0f} ms of a thread beside it, for the text",
+            how=f"{how}; {scrape['bytes']} bytes",
+        ),
+        Claim(
+            claim=f"a message about a job of {asked['ranks']} ranks: the loop stands still",
+            value=1e3 * messages[longest]["loop_s"],
+            unit="ms",
+            goal="<= 20",
+            baseline="1,200 ms for a job's message in the first release",
+            how=f"{how}; longest turn, of {longest} with {messages[longest]['bytes']} bytes",
+        ),
+    ]
+
+
+def _of_pages(row: dict[str, Any]) -> list[Claim]:
+    heat, line = row["heat_map"], row["timeline"]
+    return [
+        Claim(
+            claim=f"heat map of {row['ranks']} ranks: bytes, compressed",
+            value=heat["gzip_bytes"] / 1e6,
+            unit="MB",
+            goal="none",
+            baseline=f"{row['noted_bytes'] * row['ranks'] / 1e9:.1f} GB that ranks have noted",
+            how=f"1,024 rows of 400 steps; agents send {heat['sent_bytes'] / 1e6:.0f} MB",
+        ),
+        Claim(
+            claim=f"heat map of {row['ranks']} ranks: a processor of the controller, in threads",
+            value=heat["cpu_s"],
+            unit="s",
+            goal="<= 15",
+            baseline=f"{heat['agent_s'] * 1e3:.0f} ms for each rank where it is noted",
+            how="from agents' messages to the answer; the page asks again after 100 s",
+        ),
+        Claim(
+            claim=f"timeline of {line['ranks']} ranks: bytes, compressed",
+            value=line["gzip_bytes"] / 1e6,
+            unit="MB",
+            goal="none",
+            baseline=f"{line['bytes'] / 1e6:.1f} MB as it is",
+            how=f"one step; {line['cpu_s']:.2f} s of a processor",
+        ),
+    ]
