@@ -40,7 +40,8 @@ RUNS_OF_CONFIGS = {
     "tp4": Run(layout=Layout(tp=4)),
     "tp4-whole-sequence": Run(layout=Layout(tp=4), sequence_parallel=False),
 }
-
+# Models whose numbers one job of ranks computes.
+AT_ONCE = 6
 
 # Numbers of experts that two and four ranks divide.
 WITH_EXPERTS = ("mixtral", "qwen2-moe")
@@ -84,7 +85,7 @@ def test_model_of_a_config_equals_transformers(
 ) -> None:
     """With the section and the rules that `checkpoint.hf` has for the architecture."""
     run = RUNS_OF_CONFIGS[run_name]
-    names = tuple(CONFIGS)
+    names = _some_with(name, tuple(CONFIGS))
     found = ranks.run_once(oracle_models, run.layout.world_size, run, oracle_path, names)
     _check(name, [result[name] for result in found], run, oracle_path)
 
@@ -107,6 +108,13 @@ def test_other_ends_of_a_model_equal_transformers_where_weights_come_and_go(
     run = RUNS["dp2-zero3"]
     found = ranks.run_once(oracle_models, 2, run, oracle_path, WITH_OTHER_ENDS)
     _check(name, [result[name] for result in found], run, oracle_path)
+
+
+def _some_with(name: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that are computed together: not all, which four ranks on a busy machine do not do
+    within the time that a job of ranks has."""
+    first = names.index(name) // AT_ONCE * AT_ONCE
+    return names[first : first + AT_ONCE]
 
 
 def _check(name: str, results: list[Any], run: Run, oracle_path: str) -> None:
