@@ -1,8 +1,8 @@
 """What observing costs: those that train, those that are asked, and those who look.
 
 Black boxes by event and as a share of a step; the controller's page for Prometheus with a job of
-10,000 ranks, and an agent's with eight; what the web page loads of such a job; and what a message
-about a job of 100,000 ranks holds the controller's loop for. Each case is a process of its own.
+10,000 ranks; what the web page loads of such a job; and what a message about a job of 100,000
+ranks holds the controller's loop for. Each case is a process of its own.
 
     python -m bench.observe [--only boxes,fleet,pages] [--small]
 """
@@ -43,12 +43,9 @@ def main() -> int:
     # A try, or a part, must not take the place of the committed whole.
     is_whole = names == [*CASES] and not options.small
     claims = claims_of(rows)
-    write("observe" if is_whole else "observe-part", [*_flat(rows)], claims)
+    flat = [{"case": name, **row} for name, row in rows.items()]
+    write("observe" if is_whole else "observe-part", flat, claims)
     return 0
-
-
-def _flat(rows: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"case": name, **row} for name, row in rows.items()]
 
 
 def _case(name: str, folder: Path, *, small: bool) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ _USE = StepUse(forward_ns=1, hidden_ns=dict.fromkeys(Group, 1), sent_bytes=dict.
 
 
 def measure(folder: Path, *, small: bool) -> dict[str, Any]:
-    """Nanoseconds of each kind of event, and how many a step of each rank has."""
+    """Nanoseconds of each kind of event, and how many a step of rank 0 has."""
     event_ns = _event_ns(folder / "box")
     shape = _SHAPE.smaller() if small else _SHAPE
     step = run_ranks(
@@ -53,7 +52,7 @@ def measure(folder: Path, *, small: bool) -> dict[str, Any]:
 
 
 def _event_ns(path: Path) -> dict[str, float]:
-    """The medians of several rounds."""
+    """The medians of several rounds, without what calling something takes."""
     box = Writer(path, rank=0, world_size=1, attempt=1)
 
     def operation() -> None:
@@ -61,6 +60,7 @@ def _event_ns(path: Path) -> dict[str, float]:
         box.leave()
 
     kinds: Mapping[str, Callable[[], None]] = {
+        "nothing": lambda: None,
         "operation": operation,
         "pass": lambda: box.add_span(_PASS),
         "phase": lambda: box.phase(Phase.FORWARD_BACKWARD),
@@ -75,12 +75,13 @@ def _event_ns(path: Path) -> dict[str, float]:
                 note()
             found[kind].append((time.perf_counter_ns() - begun_ns) / _EVENTS)
     box.close()
-    return {kind: statistics.median(each) for kind, each in found.items()}
+    nothing_ns = statistics.median(found.pop("nothing"))
+    return {kind: statistics.median(each) - nothing_ns for kind, each in found.items()}
 
 
 def steps(rank: Rank, *, shape: dict[str, Any], steps: int) -> dict[str, Any]:
     """How long rank 0's step takes, and what it notes in one."""
-    ours = Ours.on(replace(rank, folder=rank.folder), Shape(**shape))
+    ours = Ours.on(rank, Shape(**shape))
     times = []
     for number in range(steps + 1):
         took_s = rank.timed(lambda: ours.step(number))  # noqa: B023  # used at once
@@ -98,6 +99,7 @@ def steps(rank: Rank, *, shape: dict[str, Any], steps: int) -> dict[str, Any]:
         "events": {
             "operation": operations,
             "pass": passes,
+            # Its checkpoint begins behind it.
             "phase": len(spans) - passes + 1,
             "step": 1,
             "use": 1,

@@ -29,9 +29,12 @@ _ROUNDS = 7
 async def measure(folder: Path, *, small: bool) -> dict[str, Any]:
     """A page with a job of 10,000 ranks; messages about one of 100,000."""
     scraped, asked = (80, 160) if small else (SCRAPED_RANKS, ASKED_RANKS)
+    rounds = 1 if small else _ROUNDS
+    page = await _scrape(folder / "scraped", scraped // WORKERS, rounds)
+    messages = await _messages(folder / "asked", asked // WORKERS, rounds)
     return {
-        "scrape": {"ranks": scraped, **await _scrape(folder / "scraped", scraped // WORKERS)},
-        "messages": {"ranks": asked, "asked": await _messages(folder / "asked", asked // WORKERS)},
+        "scrape": {"ranks": scraped, **page},
+        "messages": {"ranks": asked, "asked": messages},
     }
 
 
@@ -48,7 +51,7 @@ async def _train(bench: Bench, num_nodes: int) -> None:
     await bench.service.tell()
 
 
-async def _scrape(folder: Path, num_nodes: int) -> dict[str, Any]:
+async def _scrape(folder: Path, num_nodes: int, rounds: int) -> dict[str, Any]:
     """The page, as it is made: figures in the loop, text beside it."""
     folder.mkdir()
     async with controller(folder) as bench:
@@ -66,7 +69,7 @@ async def _scrape(folder: Path, num_nodes: int) -> dict[str, Any]:
             )
         )
         in_loop, beside, nbytes = [], [], 0
-        for _ in range(_ROUNDS):
+        for _ in range(rounds):
             begun_s = time.process_time()
             families = list(metrics.collect())
             taken_s = time.process_time()
@@ -92,7 +95,7 @@ class _Taken(CollectorRegistry):
         return iter(self._families)
 
 
-async def _messages(folder: Path, num_nodes: int) -> dict[str, Any]:
+async def _messages(folder: Path, num_nodes: int, rounds: int) -> dict[str, Any]:
     """CPU seconds of the loop's turns, and bytes, of what clients and the page ask for."""
     folder.mkdir()
     context = cast(Any, None)
@@ -111,10 +114,10 @@ async def _messages(folder: Path, num_nodes: int) -> dict[str, Any]:
             "watch": watched,
             "ranks": lambda: bench.ranks.ListRanks(ranks_pb2.ListRanksRequest(job_id=JOB), context),
         }
-        return {name: await _asked(ask) for name, ask in asked.items()}
+        return {name: await _asked(ask, rounds) for name, ask in asked.items()}
 
 
-async def _asked(ask: Callable[[], Awaitable[Message]]) -> dict[str, float]:
+async def _asked(ask: Callable[[], Awaitable[Message]], rounds: int) -> dict[str, float]:
     """The longest turn of the loop, as other calls wait for that, and all of them."""
 
     async def sent() -> int:
@@ -122,7 +125,7 @@ async def _asked(ask: Callable[[], Awaitable[Message]]) -> dict[str, float]:
         return len((await ask()).SerializeToString())
 
     longest, total, nbytes = [], [], 0
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         # What is kept of the last answer for a while is not what is measured.
         await asyncio.sleep(1.1)
         turns = Turns()

@@ -96,7 +96,10 @@ class RanksService(RanksServicer):
                 yield _times_message(found)
         except (SlowReaderError, TooManyQueriesError) as error:
             await abort(
-                context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), reason="TIMES_LIMIT"
+                context,
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{error}; ask for some ranks, or some steps",
+                reason="TIMES_LIMIT",
             )
 
     async def ReadStacks(

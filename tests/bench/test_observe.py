@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
-from bench.observe import pages
+from bench.observe import boxes, fleet, pages
 from bench.observe.claims import claims_of
 
 
@@ -13,9 +14,30 @@ def test_what_a_page_loads_is_a_small_part_of_what_ranks_have_noted(tmp_path: Pa
     noted = found["noted_bytes"] * found["ranks"]
     assert found["heat_map"]["sent_bytes"] < noted / 100
     assert found["timeline"]["sent_bytes"] < noted / 10
-    claims = claims_of({"pages": found})
-    assert [each.claim for each in claims] == [
-        "heat map of 64 ranks: bytes, compressed",
+    assert [each.claim for each in claims_of({"pages": found})] == [
         "heat map of 64 ranks: a processor of the controller, in threads",
-        "timeline of 64 ranks: bytes, compressed",
+        "timeline of 64 ranks: a processor of the controller, in threads",
     ]
+
+
+def test_a_step_notes_each_pass_of_each_micro_batch_and_chunk(tmp_path: Path) -> None:
+    found = boxes.measure(tmp_path, small=True)
+    events = found["events"]
+    assert events["pass"] == 2 * 8 * 2
+    # Data, forward and backward, gradient sync, optimizer, checkpoint.
+    assert events["phase"] == 5
+    assert events["operation"] > events["pass"]
+    assert all(each > 0 for each in found["event_ns"].values())
+    (claim,) = claims_of({"boxes": found})
+    assert claim.value == 100 * found["share_of_step"]
+
+
+def test_messages_and_the_scrape_are_those_of_all_ranks(tmp_path: Path) -> None:
+    found = asyncio.run(fleet.measure(tmp_path, small=True))
+    assert found["scrape"]["bytes"] > 10_000
+    asked = found["messages"]["asked"]
+    assert set(asked) == {"job", "jobs", "watch", "ranks"}
+    # Some hundred bytes for each of 160 ranks.
+    assert asked["ranks"]["bytes"] > 16_000
+    assert all(0 < each["loop_s"] <= each["total_s"] for each in asked.values())
+    assert len(claims_of({"fleet": found})) == 2

@@ -199,6 +199,44 @@ def test_stacks_and_a_profile_of_a_rank(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_passes_have_names_in_a_timeline_and_a_measure_in_a_heat_map(tmp_path: Path) -> None:
+    async def scenario(bench: Lab, client: httpx.AsyncClient) -> None:
+        job_id = await bench.start_job()
+        times = ranks_pb2.RankTimes(
+            steps=[ranks_pb2.TimedStep(step=3, start_ns=1_000_000, end_ns=6_000_000)],
+            operations=[
+                ranks_pb2.TimedOperation(
+                    op="recv", group="pp", detail=4, start_ns=2_000_000, end_ns=3_000_000
+                )
+            ],
+            spans=[
+                ranks_pb2.TimedSpan(
+                    phase="forward_backward",
+                    work="forward",
+                    chunk=1,
+                    micro_batch=4,
+                    start_ns=1_000_000,
+                    end_ns=5_000_000,
+                    waited_ns=1_000_000,
+                ),
+                ranks_pb2.TimedSpan(
+                    phase="optimizer", micro_batch=-1, start_ns=5_000_000, end_ns=6_000_000
+                ),
+            ],
+            known_since_ns=1_000_000,
+        )
+        bench.agents[0].logs = bench.agents[1].logs = times.SerializeToString()
+        found = await got(client, f"/jobs/{job_id}/timeline", first=0, most=1, step=3)
+        bars = [(bar["name"], bar["detail"], bar["chunk"]) for bar in found["tracks"][0]["bars"]]
+        assert bars == [("forward", 4, 1), ("recv", 4, 0), ("forward", 4, 1), ("optimizer", -1, 0)]
+        for measure, seconds in (("forward", 0.003), ("optimizer", 0.001), ("data", None)):
+            found = await got(client, f"/jobs/{job_id}/heat-map", measure=measure)
+            rows = [row["seconds"] for row in found["rows"]]
+            assert rows == ([[seconds]] * 2 if seconds else [[], []])
+
+    run(tmp_path, scenario)
+
+
 def test_heat_map_and_timeline_are_made_of_what_ranks_have_noted(tmp_path: Path) -> None:
     async def scenario(bench: Lab, client: httpx.AsyncClient) -> None:
         job_id = await bench.start_job()

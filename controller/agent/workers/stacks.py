@@ -43,7 +43,7 @@ MAX_AT_ONCE = 4
 # cores, and it is to be heard every 2 s. It cannot end what holds it, so that ends by itself.
 OWN_LOOK_S = 1.0
 # Threads begin and end: one that is not there any more, or not yet, when py-spy comes to it makes
-# the whole of the look fail, at once.
+# the whole of the look fail, at once. Of ranks that py-spy stops meanwhile none does.
 LOOKS = 3
 _BOUNDED = (
     "import os, signal, sys; signal.setitimer(signal.ITIMER_REAL, float(sys.argv[1])); "
@@ -162,7 +162,7 @@ async def _dump(pid: int, ways: Sequence[str] = ("--native", "--nonblocking")) -
     problem = ""
     for how in ways:
         error = ""
-        for _ in range(LOOKS):
+        for _ in range(1 if how == "--native" else LOOKS):
             code, output, error = await py_spy.run(tool, "dump", how, "--pid", str(pid))
             if code == 0:
                 return output, problem
