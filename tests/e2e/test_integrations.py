@@ -28,6 +28,9 @@ from tests.e2e.script_jobs import (
 pytestmark = pytest.mark.timeout(300)
 
 STEPS = 24
+# Of a job whose ranks are to end by themselves, however slow the machine is.
+PATIENT = {"heartbeat_late_s": 30, "heartbeat_lost_s": 60, "heartbeat_silent_s": 120}
+STOP_GRACE_S = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +105,18 @@ def cluster(process: Controller) -> Cluster:
     return cluster
 
 
-def run(cluster: Cluster, example: Example, go: Path) -> str:
+def run(cluster: Cluster, example: Example, go: Path, **recovery: float) -> str:
     """Submit it; it waits at a step of its first attempt until the file is there."""
     script = [str(EXAMPLES / example.script), *example.options]
     if example.folder:
         script += [example.folder, str(go.with_suffix(".output"))]
     held = [str(HOLDING), f"{example.struck}", str(go), *script]
-    workload = {"preload": list(example.preload), "env": dict(example.env)}
-    return submit(cluster, "python", *held, name=go.name, workload=workload)
+    workload = {
+        "preload": list(example.preload),
+        "env": dict(example.env),
+        "stop_grace_s": STOP_GRACE_S,
+    }
+    return submit(cluster, "python", *held, name=go.name, workload=workload, recovery=recovery)
 
 
 @pytest.fixture(scope="module", params=ALL, ids=lambda example: example.script)
@@ -158,7 +165,7 @@ def test_a_framework_goes_on_from_host_memory_a_step_back_at_most(
 def test_a_framework_that_is_paused_ends_soon_and_goes_on_there(
     cluster: Cluster, tmp_path: Path, example: Example, expected: dict[int, str]
 ) -> None:
-    paused = run(cluster, example, tmp_path / "paused")
+    paused = run(cluster, example, tmp_path / "paused", **PATIENT)
     wait_step(cluster, paused, example.struck)
     with cluster.client as client:
         client.pause(paused)
@@ -167,7 +174,8 @@ def test_a_framework_that_is_paused_ends_soon_and_goes_on_there(
     cluster.wait_state(paused, "PAUSED")
     assert not cluster.incidents(paused)
     # All ranks know of it with the save after the one in which one of them says so.
-    assert max(losses(cluster, paused)) == example.struck + 1
+    said = "\n".join(log_of(cluster, paused, rank) for rank in range(2))
+    assert max(losses(cluster, paused)) == example.struck + 1, said
     with cluster.client as client:
         client.resume(paused)
     succeeded(cluster, paused)
