@@ -35,7 +35,7 @@ test: $(STAMP)
 	$(MAKE) --jobs 2 lint rewritten
 	$(BIN)/pytest -rs -n 3 --dist loadfile --no-loadscope-reorder \
 		--ignore tests/prometheus/test_real.py --ignore tests/stores \
-		--ignore tests/web/test_browser.py \
+		--ignore tests/web/test_browser.py --ignore tests/web/test_perfetto.py \
 		--ignore tests/crash/test_cluster.py --ignore $(ALONE) tests
 	$(BIN)/pytest -rs $(ALONE)
 
@@ -67,7 +67,7 @@ test-prometheus: $(STAMP)
 # The web page in Chromium, which it installs on Debian as root.
 test-web: $(STAMP)
 	tests/web/install.sh $(BIN)/pip
-	$(BIN)/pytest tests/web/test_browser.py
+	$(BIN)/pytest tests/web/test_browser.py tests/web/test_perfetto.py
 
 # The pictures of the page in docs/; make screenshots ARGS=FOLDER: all of them, elsewhere
 screenshots: $(STAMP)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,8 +20,8 @@ from outlast.cli.options import AnyJobName, Controller, StateDir
 if TYPE_CHECKING:
     from outlast.client import Client
     from outlast.layout import Layout
-    from outlast.trace.events import Mark
     from outlast.trace.ranks import TracedRank
+    from outlast.trace.tracks import Mark
 
 _STEPS = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -47,8 +47,8 @@ def trace(
     """Write what each rank did in its last steps, and whom it waited for.
 
     Each rank keeps its last 4,096 operations, and as many passes and phases, unless its job asks
-    for more. Open the file at ui.perfetto.dev or in chrome://tracing. Works for ranks that have
-    ended, too.
+    for more. Open the file at ui.perfetto.dev or in chrome://tracing; FILE.pftrace is Perfetto's
+    own format, for many ranks. Works for ranks that have ended, too.
     """
     wanted = _steps(steps)
     with controller_of(controller, state_dir) as client:
@@ -99,7 +99,7 @@ def _read(
 
 
 def _marks(client: Client, job_id: str) -> list[Mark]:
-    from outlast.trace.events import Mark
+    from outlast.trace.tracks import Mark
 
     return [
         Mark(
@@ -111,6 +111,23 @@ def _marks(client: Client, job_id: str) -> list[Mark]:
     ]
 
 
+def _protobuf(
+    ranks: Sequence[TracedRank], layout: Layout, marks: Sequence[Mark]
+) -> Iterator[bytes]:
+    from outlast.trace.pftrace import parts
+
+    return parts(ranks, layout, marks)
+
+
+def _json(ranks: Sequence[TracedRank], layout: Layout, marks: Sequence[Mark]) -> Iterator[bytes]:
+    from outlast.trace.events import events
+
+    yield b'{"displayTimeUnit": "ms", "traceEvents": [\n'
+    for number, event in enumerate(events(ranks, layout, marks)):
+        yield ((",\n" if number else "") + json.dumps(event)).encode()
+    yield b"\n]}\n"
+
+
 def _write(
     ranks: Sequence[TracedRank],
     layout: Layout,
@@ -119,7 +136,7 @@ def _write(
     to: Path,
 ) -> None:
     from outlast.trace.clocks import ahead_ns, aligned
-    from outlast.trace.events import cut, events
+    from outlast.trace.ranks import cut
 
     ahead = ahead_ns(ranks, layout)
     shown = aligned(ranks, ahead)
@@ -134,12 +151,12 @@ def _write(
     # What happened before the first of them is not in the picture.
     seen = [mark for mark in marks if begun and mark.at_ns >= min(begun)]
     opened = gzip.open if to.suffix == ".gz" else open
+    is_json = Path(to.stem if to.suffix == ".gz" else to.name).suffix != ".pftrace"
+    parts = (_json if is_json else _protobuf)(shown, layout, seen)
     try:
-        with opened(to, "wt", encoding="utf-8") as file:
-            file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-            for number, event in enumerate(events(shown, layout, seen)):
-                file.write((",\n" if number else "") + json.dumps(event))
-            file.write("\n]}\n")
+        with opened(to, "wb") as file:
+            for part in parts:
+                file.write(part)
     except OSError as error:
         raise CliError(f"{to}: {error.strerror or error}") from error
     most = max(map(abs, ahead.values()), default=0)

@@ -161,6 +161,24 @@ def known_since_ns(rank: TracedRank) -> int | None:
     return min((each.start_ns for each in rank.operations), default=None)
 
 
+def cut(ranks: Sequence[TracedRank], first: int, last: int) -> list[TracedRank]:
+    """Only what lies within these steps, by the times of each rank's own."""
+    return [_cut(rank, range(first, last + 1)) for rank in ranks]
+
+
+def _cut(rank: TracedRank, wanted: range) -> TracedRank:
+    steps = tuple(each for each in rank.steps if each.step in wanted)
+    start_ns = min((step.start_ns for step in steps), default=0)
+    end_ns = max((step.end_ns for step in steps), default=0)
+    operations: tuple[TracedOperation, ...] = tuple(
+        each for each in rank.operations if start_ns <= each.start_ns and each.end_ns <= end_ns
+    )
+    # What lies before a part is known all the same.
+    known_ns = known_since_ns(rank)
+    spans = tuple(each for each in rank.spans if start_ns <= each.start_ns < end_ns)
+    return replace(rank, operations=operations, steps=steps, spans=spans, known_ns=known_ns)
+
+
 def own_work(rank: TracedRank, least_ns: int) -> list[Span]:
     """Where a rank was in a step and in no operation, for at least so long."""
     operations = sorted(rank.operations, key=lambda each: each.start_ns)

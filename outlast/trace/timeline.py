@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 from outlast.layout import Layout
 from outlast.trace.clocks import ahead_ns, aligned
-from outlast.trace.events import LEAST_WORK_NS, cut
 from outlast.trace.ranks import (
     TracedOperation,
     TracedRank,
+    cut,
     known_since_ns,
     last_to_begin,
     meeting_of,
     named_work,
 )
+from outlast.trace.tracks import LEAST_WORK_NS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

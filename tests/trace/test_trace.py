@@ -8,16 +8,18 @@ import pytest
 
 from outlast.layout import Layout
 from outlast.trace.clocks import ahead_ns, aligned
-from outlast.trace.events import Mark, cut, events
+from outlast.trace.events import events
 from outlast.trace.ranks import (
     TracedOperation,
     TracedRank,
     TracedSpan,
     TracedStep,
+    cut,
     own_work,
     traced_ranks,
 )
 from outlast.trace.timeline import known_steps
+from outlast.trace.tracks import Mark
 from outlast.v1 import ranks_pb2
 
 MS = 1_000_000

@@ -1,0 +1,146 @@
+"""Tracks of ranks, whatever the format: nothing overlaps, and arrows join what belongs together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as trace_pb2
+
+from outlast.layout import Layout
+from outlast.trace.pftrace import parts
+from outlast.trace.ranks import TracedRank
+from outlast.trace.tracks import Mark, Slice, rank_tracks
+from tests.trace.test_trace import MS, a_pass, operation, rank_of, step
+
+LAYOUT = Layout(pp=2, dp=2)
+
+
+def slices_of(ranks: list[TracedRank], name: str, rank: int = 0) -> list[Slice]:
+    (found,) = (each for each in rank_tracks(ranks, LAYOUT) if each.rank == rank)
+    return [one for track in found.tracks if track.name == name for one in track.slices]
+
+
+def arrows(ranks: list[TracedRank]) -> list[list[tuple[int, str]]]:
+    """Of each flow, what it joins, in order of time."""
+    flows: dict[int, list[tuple[int, int, str]]] = {}
+    for rank in rank_tracks(ranks, LAYOUT):
+        for track in rank.tracks:
+            for each in track.slices:
+                if each.flow is not None:
+                    joined = flows.setdefault(each.flow.number, [])
+                    joined.append((each.start_ns, rank.rank, each.name))
+    return [[(rank, name) for _, rank, name in sorted(joined)] for joined in flows.values()]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 60), st.integers(0, 20), st.sampled_from(["dp", "tp"])),
+        max_size=25,
+    )
+)
+def test_slices_of_a_track_lie_within_or_behind_each_other(
+    times: list[tuple[int, int, str]],
+) -> None:
+    operations = tuple(
+        operation(start, start + length, group=group, sequence=number)
+        for number, (start, length, group) in enumerate(times)
+    )
+    (rank,) = rank_tracks([rank_of(0, operations, layout=LAYOUT)], LAYOUT)
+    shown: Counter[tuple[int, int]] = Counter()
+    for track in rank.tracks:
+        ends: list[int] = []
+        for each in track.slices:
+            while ends and ends[-1] <= each.start_ns:
+                ends.pop()
+            assert not ends or each.end_ns <= ends[-1]
+            ends.append(each.end_ns)
+            shown[each.start_ns, each.end_ns] += 1
+    assert shown == Counter((each.start_ns, each.end_ns) for each in operations)
+
+
+def test_ranks_come_in_the_order_of_the_layout() -> None:
+    ranks = [rank_of(number, (), layout=LAYOUT) for number in reversed(range(4))]
+    # Of the job before, which had more of them.
+    ranks.append(replace(rank_of(0, ()), rank=7, at=None, node="n7"))
+    found = list(rank_tracks(ranks, LAYOUT))
+    assert [each.place for each in found] == [0, 1, 2, 3, 4]
+    by_place = sorted(range(4), key=lambda each: (LAYOUT.coordinate(each).pp, each))
+    assert [each.rank for each in found] == [*by_place, 7]
+    assert found[-1].name == "rank 7 on n7"
+
+
+def test_an_arrow_joins_the_parts_of_one_collective() -> None:
+    dp = LAYOUT.group_of("dp", 0)
+    first, other = dp
+    ranks = [
+        rank_of(first, (operation(3, 9), operation(10, 12, sequence=2)), layout=LAYOUT),
+        rank_of(other, (operation(8, 9),), layout=LAYOUT),
+    ]
+    # The second one is known of one rank only.
+    assert arrows(ranks) == [[(first, "all_reduce"), (other, "all_reduce")]]
+    flow = slices_of(ranks, "dp", first)[0].flow
+    assert flow is not None
+    assert (flow.is_first, flow.is_last) == (True, False)
+
+
+def test_an_arrow_follows_a_micro_batch_through_the_stages() -> None:
+    first, last = LAYOUT.group_of("pp", 0)
+
+    def with_passes(number: int, *passes: Any) -> TracedRank:
+        steps = (step(1, 0, 50), step(2, 50, 100))
+        return replace(rank_of(number, (), steps, layout=LAYOUT), spans=passes)
+
+    ranks = [
+        with_passes(
+            first,
+            a_pass("forward", 1, 5, micro_batch=0),
+            a_pass("backward", 30, 40, micro_batch=0),
+            a_pass("forward", 51, 55, micro_batch=0),
+            # Of a step that is not complete yet.
+            a_pass("forward", 101, 105, micro_batch=0),
+        ),
+        with_passes(
+            last,
+            a_pass("forward", 6, 10, micro_batch=0),
+            a_pass("backward", 10, 20, micro_batch=0),
+            a_pass("forward", 21, 25, micro_batch=1),
+            a_pass("forward", 106, 110, micro_batch=0),
+        ),
+    ]
+    assert sorted(arrows(ranks)) == [
+        [(first, "forward"), (last, "forward")],
+        [(first, "forward"), (last, "forward"), (last, "backward"), (first, "backward")],
+    ]
+
+
+def packets(ranks: list[TracedRank], *marks: Mark) -> list[Any]:
+    trace = trace_pb2.Trace()
+    for part in parts(ranks, LAYOUT, marks):
+        trace.MergeFromString(part)
+    return list(trace.packet)
+
+
+def test_perfetto_has_each_beginning_with_its_end() -> None:
+    rank = rank_of(0, (operation(1, 4), operation(4, 4, sequence=2), operation(5, 9, sequence=3)))
+    found = packets([rank], Mark(name="incident a.i1", at_ns=6 * MS, facts={"action": "restart"}))
+    events = [each for each in found if each.HasField("track_event")]
+    kinds = trace_pb2.TrackEvent
+    assert [(each.timestamp // MS, each.track_event.type) for each in events] == [
+        (5, kinds.TYPE_INSTANT),
+        (0, kinds.TYPE_SLICE_BEGIN),
+        (3, kinds.TYPE_SLICE_END),
+        (3, kinds.TYPE_SLICE_BEGIN),
+        (3, kinds.TYPE_SLICE_END),
+        (4, kinds.TYPE_SLICE_BEGIN),
+        (8, kinds.TYPE_SLICE_END),
+    ]
+    # A name is written once.
+    names = [name.name for each in found for name in each.interned_data.event_names]
+    assert names == ["all_reduce"]
+    tracks = [each.track_descriptor for each in found if each.HasField("track_descriptor")]
+    assert {track.uuid for track in tracks} >= {each.track_event.track_uuid for each in events}
+    assert len({track.uuid for track in tracks}) == len(tracks)
