@@ -1,7 +1,7 @@
 """Kinds of metric families, declared as data so that the reference page can list them.
 
 A collector declares its families at module level and, at each scrape, makes
-them `of` what is true at that moment. Nothing here keeps a value.
+them `of` what is true at that moment. Nothing here keeps a value for longer.
 
 What does not belong here: values that have to be gathered between scrapes
 (`Distribution` aside, which is their shape).
@@ -10,7 +10,7 @@ What does not belong here: values that have to be gathered between scrapes
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -21,8 +21,34 @@ from prometheus_client.core import (
     InfoMetricFamily,
     Metric,
 )
+from prometheus_client.samples import Sample
 
 LabelValues = Sequence[str]
+
+
+class _Taken(Metric):
+    """A family with the values of one moment, whose samples are made when they are read.
+
+    That takes several times as long as taking the values, of thousands of nodes, and is done by
+    the thread that writes the page, not in the controller's loop.
+    """
+
+    def __init__(self, family: Metric, fill: Callable[[], None]) -> None:
+        self._family = family
+        self._fill: Callable[[], None] | None = fill
+        super().__init__(family.name, family.documentation, family.type)
+
+    @property
+    def samples(self) -> list[Sample]:
+        """One for each value, in their order."""
+        if self._fill is not None:
+            fill, self._fill = self._fill, None
+            fill()
+        return self._family.samples
+
+    @samples.setter
+    def samples(self, given: list[Sample]) -> None:
+        self._family.samples = given
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +66,13 @@ class Gauge(Family):
     def of(self, samples: Iterable[tuple[LabelValues, float]]) -> Metric:
         """The family with these samples."""
         family = GaugeMetricFamily(self.name, self.text, labels=self.labels)
-        for labels, value in samples:
-            family.add_metric(labels, float(value))
-        return family
+        taken = list(samples)
+
+        def fill() -> None:
+            for labels, value in taken:
+                family.add_metric(labels, float(value))
+
+        return _Taken(family, fill)
 
     def value(self, value: float) -> Metric:
         """The family when it has no labels."""
@@ -55,9 +85,13 @@ class Counter(Family):
     def of(self, samples: Iterable[tuple[LabelValues, float]]) -> Metric:
         """The family with these samples."""
         family = CounterMetricFamily(self.name, self.text, labels=self.labels)
-        for labels, value in samples:
-            family.add_metric(labels, float(value))
-        return family
+        taken = list(samples)
+
+        def fill() -> None:
+            for labels, value in taken:
+                family.add_metric(labels, float(value))
+
+        return _Taken(family, fill)
 
     def value(self, value: float) -> Metric:
         """The family when it has no labels."""
@@ -71,9 +105,13 @@ class Info(Family):
         """The family with these facts."""
         name = self.name.removesuffix("_info")
         family = InfoMetricFamily(name, self.text, labels=self.labels)
-        for labels in samples:
-            family.add_metric(labels, {})
-        return family
+        taken = list(samples)
+
+        def fill() -> None:
+            for labels in taken:
+                family.add_metric(labels, {})
+
+        return _Taken(family, fill)
 
 
 class Distribution:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any
 
 from outlast import blackbox
 from outlast.v1 import agents_pb2, common_pb2, jobs_pb2
@@ -13,22 +15,22 @@ def step_use(summaries: Iterable[agents_pb2.RankSummary]) -> jobs_pb2.StepUse | 
     uses = [summary.use for summary in summaries if summary.HasField("use")]
     if not uses:
         return None
-    pipeline = [
-        blackbox.StepUse(
-            busy_ns=round(use.pipeline_busy_s * 1e9), waited_ns=round(use.pipeline_waited_s * 1e9)
-        )
-        for use in uses
-    ]
+    pipeline = zip(_each("pipeline_busy_s", uses), _each("pipeline_waited_s", uses), strict=True)
     return jobs_pb2.StepUse(
         split=_mean([use.split for use in uses]),
-        bubble=blackbox.bubble_of(pipeline) or 0.0,
-        expected_bubble=max(use.expected_bubble for use in uses),
-        peak_memory_bytes=max(use.peak_memory_bytes for use in uses),
-        expected_memory_bytes=max(use.expected_memory_bytes for use in uses),
+        bubble=blackbox.bubble_of(list(pipeline)) or 0.0,
+        expected_bubble=max(_each("expected_bubble", uses)),
+        peak_memory_bytes=max(_each("peak_memory_bytes", uses)),
+        expected_memory_bytes=max(_each("expected_memory_bytes", uses)),
     )
 
 
 def _mean(splits: list[common_pb2.StepSplit]) -> common_pb2.StepSplit:
     names = common_pb2.StepSplit.DESCRIPTOR.fields_by_name
-    sums = {name: sum(getattr(split, name) for split in splits) for name in names}
+    sums = {name: sum(_each(name, splits)) for name in names}
     return common_pb2.StepSplit(**{name: whole / len(splits) for name, whole in sums.items()})
+
+
+def _each(name: str, messages: Sequence[Any]) -> Iterable[Any]:
+    """Of thousands of messages, in the controller's loop: no line of ours runs for each."""
+    return map(attrgetter(name), messages)

@@ -218,14 +218,15 @@ class StepUse:
     """The largest so far. On a CPU: by how much the process has grown."""
 
 
-def bubble_of(uses: Sequence[StepUse]) -> float | None:
+def bubble_of(spent: Sequence[tuple[float, float]]) -> float | None:
     """Share of the time of a job's ranks that its pipeline's bubble takes; None before a step.
 
-    A rank does not note how long it idles after its last action, so the rank that takes
-    longest over its actions and what they wait for says how long the pipeline takes.
+    `spent` says of each rank how long it was busy and how long it waited, in any unit. A rank does
+    not note how long it idles after its last action, so the rank that takes longest over its
+    actions and what they wait for says how long the pipeline takes.
     """
-    whole_ns = len(uses) * max((use.busy_ns + use.waited_ns for use in uses), default=0)
-    return 1 - sum(use.busy_ns for use in uses) / whole_ns if whole_ns else None
+    whole = len(spent) * max((busy + waited for busy, waited in spent), default=0)
+    return 1 - sum(busy for busy, _ in spent) / whole if whole else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

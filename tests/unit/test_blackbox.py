@@ -232,12 +232,12 @@ def test_idle_time_after_the_last_action_is_part_of_the_bubble() -> None:
 
     The last stage waits for its first input, and idles while the first runs its last backward.
     """
-    first = StepUse(busy_ns=600, waited_ns=300)
-    last = StepUse(busy_ns=600, waited_ns=100)
+    first = (600, 300)
+    last = (600, 100)
     assert bubble_of([first, last]) == pytest.approx(1 / 3)
-    assert bubble_of([StepUse(busy_ns=600)]) == 0
+    assert bubble_of([(600, 0)]) == 0
     assert bubble_of([]) is None
-    assert bubble_of([StepUse()]) is None
+    assert bubble_of([(0, 0)]) is None
 
 
 def test_each_step_record_is_read_once_and_bitwise(path: Path) -> None:

@@ -41,8 +41,9 @@ def collect(sources: Sources) -> Iterator[Metric]:
     """The families of this subject."""
     sessions, counts = sources.sessions, sources.effects.counts
     nodes = [n for n in sources.service.state.nodes.values() if n.state not in AWAY]
+    states = [(state, str(state)) for state in NodeState]
     yield STATE.of(
-        ((node.node, str(state)), node.state is state) for node in nodes for state in NodeState
+        ((node.node, name), node.state is state) for node in nodes for state, name in states
     )
     yield CONNECTED.of(((node.node,), sessions.is_connected(node.node)) for node in nodes)
     now_s = asyncio.get_running_loop().time()
