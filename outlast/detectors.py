@@ -95,6 +95,11 @@ class DetectorsSpec(Section):
         description="The node's kernel speaks of a fault of a GPU, memory, a link or a disk. "
         "act: as for straggler.",
     )
+    traffic: Mode = Field(
+        "log",
+        description="A link of a node carries much less than it did, while others of the node "
+        "that carried as much go on. act: as for straggler.",
+    )
     worker_log: Mode = Field(
         "log",
         description="A worker writes of a fault of a GPU, link, file system, store or collective "

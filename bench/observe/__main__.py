@@ -1,10 +1,11 @@
 """What observing costs: those that train, those that are asked, and those who look.
 
 Black boxes by event and as a share of a step; the controller's page for Prometheus with a job of
-10,000 ranks; what the web page loads of such a job; and what a message about a job of 100,000
-ranks holds the controller's loop for. Each case is a process of its own.
+10,000 ranks; what the web page loads of such a job; what a message about a job of 100,000
+ranks holds the controller's loop for; and what an agent takes to sample links. Each case is a
+process of its own.
 
-    python -m bench.observe [--only boxes,fleet,pages] [--small]
+    python -m bench.observe [--only boxes,fleet,pages,links] [--small]
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.observe import boxes, fleet, pages
+from bench.observe import boxes, fleet, links, pages
 from bench.observe.claims import claims_of
 from bench.results import write
 
-CASES = ("boxes", "fleet", "pages")
+CASES = ("boxes", "fleet", "pages", "links")
 
 
 def main() -> int:
@@ -54,8 +55,10 @@ def _case(name: str, folder: Path, *, small: bool) -> dict[str, Any]:
             return boxes.measure(folder, small=small)
         case "fleet":
             return asyncio.run(fleet.measure(folder, small=small))
-        case _:
+        case "pages":
             return pages.measure(folder, small=small)
+        case _:
+            return links.measure(folder, small=small)
 
 
 def _in_process(name: str, *, small: bool) -> dict[str, Any]:

@@ -16,6 +16,8 @@ def claims_of(rows: dict[str, dict[str, Any]]) -> list[Claim]:
         claims += _of_fleet(rows["fleet"])
     if "pages" in rows:
         claims += _of_pages(rows["pages"])
+    if "links" in rows:
+        claims += _of_links(rows["links"])
     return claims
 
 
@@ -78,5 +80,18 @@ def _of_pages(row: dict[str, Any]) -> list[Claim]:
             goal="<= 1",
             baseline=f"{row['noted_bytes'] * line['ranks'] / 1e6:.0f} MB that they have noted",
             how=f"one step, of {line['sent_bytes'] / 1e6:.1f} MB from agents",
+        ),
+    ]
+
+
+def _of_links(row: dict[str, Any]) -> list[Claim]:
+    return [
+        Claim(
+            claim=f"sampling {row['links']} links: share of a core",
+            value=100 * row["share_of_core"],
+            unit="%",
+            goal="<= 1",
+            baseline=f"counters of a real device, read every {1e3 * row['interval_s']:.1f} ms",
+            how="CPU time of the agent's thread, median of its last windows of 2 s",
         ),
     ]

@@ -26,12 +26,14 @@ from controller.agent.core.buffer import EventBuffer, Weight
 from controller.agent.core.commands import CommandLimits
 from controller.agent.core.machine import AgentMachine
 from controller.agent.diagnostics import SuitePlace, Suites
+from controller.agent.memory.ending import end_copies
 from controller.agent.memory.replicas import Replicas
 from controller.agent.memory.uploads import Uploads
 from controller.agent.mistakes import Mistakes, keep_running
 from controller.agent.observe.capacity import NodeCapacity
 from controller.agent.observe.host import Host
 from controller.agent.observe.leftovers import left_steps
+from controller.agent.observe.links import Links, Sampler
 from controller.agent.observe.logs import Logs
 from controller.agent.observe.metrics import Metrics, Reading, ranks
 from controller.agent.observe.metrics.host import Folders
@@ -104,14 +106,13 @@ class Agent:
         self._logs = Logs(config.jobs_dir, self._session.send, max_queries, running)
         self._checks = CheckOrders(config, self._suites, self._session.send)
         folders = Folders.of(config)
-        self._metrics = Metrics(self._reading, folders)
+        self._links = Links(self._emit, running, None if config.is_loopback else Sampler())
+        self._metrics = Metrics(self._reading, folders, self._links)
         max_log_bytes = config.rank_log_bytes
         self._host = Host(folders, self._emit, running, oom_kills, max_log_bytes=max_log_bytes)
+        bounds = Bounds(max_bytes=config.state_bytes, max_age_s=config.state_age_s)
         self._pruning = Pruning(
-            config.state_dir,
-            config.memory_dir,
-            Bounds(max_bytes=config.state_bytes, max_age_s=config.state_age_s),
-            max_log_bytes=max_log_bytes,
+            config.state_dir, config.memory_dir, bounds, max_log_bytes=max_log_bytes
         )
         self._metrics_address = ""
         self._capacity = NodeCapacity(config.memory_dir, image=config.image)
@@ -148,6 +149,7 @@ class Agent:
             ("reporter", self._reporter.run),
             ("stall_watch", self._stall_watch.run),
             ("host", self._host.run),
+            ("links", self._links.run),
             ("orphans", self._orphans.run),
             ("pruning", self._pruning.run),
         ):
@@ -194,9 +196,10 @@ class Agent:
             lambda: self._standby.stop(timeout_s),
             self._cgroups.close,
             lambda: self._orphans.end(timeout_s),
-            lambda: self._end_copies(timeout_s),
+            lambda: end_copies(self._uploads, self._replicas, timeout_s),
             self._metrics.close,
             self._host.close,
+            self._links.close,
             self._rendezvous.close,
             self._note_left,
             self._state.close,
@@ -208,13 +211,6 @@ class Agent:
             except Exception:
                 logger.exception("a part of the agent did not end in order")
         logger.info("agent stopped: node=%s", self._config.node)
-
-    async def _end_copies(self, timeout_s: float) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.gather(self._uploads.stop(), self._replicas.stop())
-        except TimeoutError:
-            logger.warning("an upload did not stop within %.0f s; it is abandoned", timeout_s)
 
     @property
     def _rendezvous_port(self) -> int:

@@ -16,7 +16,7 @@ from controller.core.states import AT_WORK, TERMINAL, IncidentState, JobState
 
 # Told by agents and the cluster of nodes, and what workers write there, whatever the job does.
 HOST_CAUSES = (
-    *(Cause.HOST_MEMORY, Cause.DISK, Cause.KERNEL_LOG, Cause.NODE_CONDITION),
+    *(Cause.HOST_MEMORY, Cause.DISK, Cause.KERNEL_LOG, Cause.NODE_CONDITION, Cause.TRAFFIC),
     # Beside what steps show, the end of a data loader.
     *(Cause.WORKER_LOG, Cause.STORAGE, Cause.DATA_STALL),
 )

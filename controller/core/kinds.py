@@ -42,6 +42,7 @@ class Cause(StrEnum):
     DISK = "disk"
     NODE_CONDITION = "node_condition"
     KERNEL_LOG = "kernel_log"
+    TRAFFIC = "traffic"
     WORKER_LOG = "worker_log"
     MISFIT = "misfit"
 

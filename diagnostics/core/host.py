@@ -24,6 +24,7 @@ class Subject(StrEnum):
     MEMORY = "host_memory"
     DISK = "disk"
     KERNEL = "kernel_log"
+    TRAFFIC = "traffic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -558,8 +558,8 @@ class HostSign(google.protobuf.message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     SPARES_NODE_FIELD_NUMBER: builtins.int
     subject: builtins.str
-    """host_memory, disk, kernel_log, worker_log, storage, data_stall or silent_corruption; the last
-    four are of the event's job and attempt.
+    """host_memory, disk, kernel_log, traffic, worker_log, storage, data_stall or silent_corruption;
+    the last four are of the event's job and attempt.
     """
     what: builtins.str
     """What of it, a folder for instance."""

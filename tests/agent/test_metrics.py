@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from prometheus_client.core import Metric
 from controller.agent.observe.metrics import RankReading, gpu, host, network, ranks
 from controller.agent.observe.metrics.host import Disk, Folders
 from controller.agent.observe.metrics.network import Device
+from diagnostics.core.traffic import Rates, Window
 from outlast.blackbox import Expected, Group, Op, Phase, Reader, StepUse, TimeUse, Writer
 
 STAT = """cpu  2255 34 2290 22625563 6290 127 456 12 0 0
@@ -86,7 +88,7 @@ def test_machine_is_read_below_a_root(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     folders = Folders(state_dir=tmp_path, memory_dir=tmp_path, data_dir=tmp_path / "none")
-    found = samples([*host.collect(tmp_path, folders), *network.collect(tmp_path)])
+    found = samples([*host.collect(tmp_path, folders), *network.collect(tmp_path, {})])
     assert found["outlast_host_oom_kills_total", ()] == 3
     assert found["outlast_host_memory_available_bytes", ()] == 20113500 * 1024
     # Of the disk itself; its partitions are parts of it.
@@ -99,9 +101,30 @@ def test_machine_is_read_below_a_root(tmp_path: Path) -> None:
     assert free == [("state",), ("memory",)]
 
 
+def test_windows_of_links_are_figures(tmp_path: Path) -> None:
+    (tmp_path / "proc/net").mkdir(parents=True)
+    (tmp_path / "proc/net/dev").write_text(NET_DEV)
+    window = Window(
+        seconds=2.0,
+        num_samples=400,
+        received=Rates(least=0, mean=3e6, most=8e6),
+        sent=Rates(least=1, mean=2, most=3),
+        longest_silence_s=0.4,
+        period_s=None,
+    )
+    windows = {"eth0": window, "mlx5_0/1": replace(window, period_s=1.25)}
+    found = samples([*network.collect(tmp_path, windows)])
+    rate = "outlast_link_window_bytes_per_second"
+    assert found[rate, ("eth0", "received", "most")] == 8e6
+    assert found[rate, ("mlx5_0/1", "sent", "least")] == 1
+    assert found["outlast_link_longest_silence_seconds", ("eth0",)] == 0.4
+    periods = {labels: value for (name, labels), value in found.items() if "period" in name}
+    assert periods == {("mlx5_0/1",): 1.25}
+
+
 def test_this_machine_can_be_read(tmp_path: Path) -> None:
     folders = Folders(state_dir=tmp_path, memory_dir=tmp_path, data_dir=tmp_path)
-    found = samples([*host.collect(Path("/"), folders), *network.collect(Path("/"))])
+    found = samples([*host.collect(Path("/"), folders), *network.collect(Path("/"), {})])
     assert found["outlast_host_cpu_seconds_total", ("user",)] > 0
     assert found["outlast_host_memory_size_bytes", ()] > 2**20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from bench.observe import boxes, fleet, pages
+from bench.observe import boxes, fleet, links, pages
 from bench.observe.claims import claims_of
 
 
@@ -41,3 +41,12 @@ def test_messages_and_the_scrape_are_those_of_all_ranks(tmp_path: Path) -> None:
     assert asked["ranks"]["bytes"] > 16_000
     assert all(0 < each["loop_s"] <= each["total_s"] for each in asked.values())
     assert len(claims_of({"fleet": found})) == 2
+
+
+def test_each_link_is_read_every_few_milliseconds(tmp_path: Path) -> None:
+    found = links.measure(tmp_path, small=True)
+    assert 0 < found["share_of_core"] < 0.2
+    # Longer than it sleeps, where the machine is busy.
+    assert 0.001 < found["interval_s"] < 0.5
+    (claim,) = claims_of({"links": found})
+    assert claim.value == 100 * found["share_of_core"]

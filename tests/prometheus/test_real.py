@@ -46,6 +46,7 @@ EXCUSED = {
     "outlast_gpu_xid_events_total": "no GPU has reported an XID, as should be",
     "outlast_gpu_": "this machine has no GPU, or nvidia-ml-py is not installed",
     "outlast_rdma_": "this machine has no RDMA port",
+    "outlast_link_": "nodes of one machine are reached through loopback",
     "outlast_notifications_": "nobody is to be notified",
     "outlast_kube_": "these nodes are processes of this machine",
     "outlast_diagnostic_bad_": "no link is bad, as should be",

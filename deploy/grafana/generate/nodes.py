@@ -212,6 +212,7 @@ def _network() -> tuple[Builder[Panel], ...]:
                 "{{node}} {{device}} {{direction}}",
             ),
         ),
+        *_links(),
         graph(
             "Links that went down",
             "Times that a link was lost since the machine started.",
@@ -229,6 +230,36 @@ def _network() -> tuple[Builder[Panel], ...]:
                 "sum by (node, device, kind) "
                 f"(rate(outlast_nic_errors_total{{{_NODES}}}[$__rate_interval]))",
                 "{{node}} {{device}} {{kind}}",
+            ),
+        ),
+    )
+
+
+def _links() -> tuple[Builder[Panel], ...]:
+    return (
+        graph(
+            "Links, by milliseconds",
+            "The most and the least that a link carried in a few milliseconds of the last two "
+            "seconds, while ranks run.",
+            "Bps",
+            Query(
+                "max by (node, link, of) "
+                f'(outlast_link_window_bytes_per_second{{{_NODES},of=~"least|most"}})',
+                "{{node}} {{link}} {{of}}",
+            ),
+        ),
+        graph(
+            "Silence of links",
+            "The longest time without traffic in the last two seconds, and the period of the "
+            "traffic where it has a rhythm: that of the training step.",
+            "s",
+            Query(
+                f"max by (node, link) (outlast_link_longest_silence_seconds{{{_NODES}}})",
+                "{{node}} {{link}} silence",
+            ),
+            Query(
+                f"max by (node, link) (outlast_link_period_seconds{{{_NODES}}})",
+                "{{node}} {{link}} period",
             ),
         ),
     )

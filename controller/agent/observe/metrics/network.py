@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from controller.families import Counter, Family
+from controller.families import Counter, Family, Gauge
+from diagnostics.core.traffic import Window
 
 BYTES = Counter(
     "outlast_nic_bytes_total", "Bytes that went through a network device", ("device", "direction")
@@ -27,7 +28,26 @@ RDMA_ERRORS = Counter(
     "Link losses and symbol errors of an RDMA port",
     ("device", "port", "kind"),
 )
-FAMILIES: tuple[Family, ...] = (BYTES, ERRORS, DOWN, RDMA_BYTES, RDMA_ERRORS)
+RATE = Gauge(
+    "outlast_link_window_bytes_per_second",
+    "What a link carried in the last 2 seconds while ranks run, sampled every 1 to 10 ms: the "
+    "least and the most of a sample, and the mean",
+    ("link", "direction", "of"),
+)
+SILENCE = Gauge(
+    "outlast_link_longest_silence_seconds",
+    "The longest time within them in which it carried less than 1 MB/s",
+    ("link",),
+)
+PERIOD = Gauge(
+    "outlast_link_period_seconds",
+    "After which its traffic of the last 30 seconds comes again; absent without a rhythm",
+    ("link",),
+)
+FAMILIES: tuple[Family, ...] = (
+    *(BYTES, ERRORS, DOWN, RDMA_BYTES, RDMA_ERRORS),
+    *(RATE, SILENCE, PERIOD),
+)
 
 # The kernel counts RDMA data in words of four bytes.
 _RDMA_WORD_BYTES = 4
@@ -44,8 +64,8 @@ class Device:
     dropped: int
 
 
-def collect(root: Path) -> Iterator[Metric]:
-    """The families of this subject; `root` is where /proc and /sys are."""
+def collect(root: Path, windows: Mapping[str, Window]) -> Iterator[Metric]:
+    """The families of this subject; `root` is where /proc and /sys are, `windows` are of links."""
     devices = device_lines((root / "proc/net/dev").read_text(encoding="ascii"))
     yield BYTES.of(
         ((device.name, direction), value)
@@ -62,6 +82,26 @@ def collect(root: Path) -> Iterator[Metric]:
     ]
     yield DOWN.of(((name,), count) for name, count in downs if count is not None)
     yield from _rdma(root / "sys/class/infiniband")
+    yield from _sampled(windows)
+
+
+def _sampled(windows: Mapping[str, Window]) -> Iterator[Metric]:
+    directions = [
+        (link, direction, rates)
+        for link, window in windows.items()
+        for direction, rates in (("received", window.received), ("sent", window.sent))
+    ]
+    yield RATE.of(
+        ((link, direction, of), value)
+        for link, direction, rates in directions
+        for of, value in (("least", rates.least), ("mean", rates.mean), ("most", rates.most))
+    )
+    yield SILENCE.of(((link,), window.longest_silence_s) for link, window in windows.items())
+    yield PERIOD.of(
+        ((link,), window.period_s)
+        for link, window in windows.items()
+        if window.period_s is not None
+    )
 
 
 def device_lines(text: str) -> list[Device]:

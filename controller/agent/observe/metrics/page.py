@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from controller.agent.observe.links import Links
 from controller.agent.observe.metrics import gpu, host, itself, network, ranks
 from controller.agent.observe.metrics.reading import Reading
 from controller.families import Family
@@ -37,10 +38,11 @@ class MetricsAddressError(FatalError):
 class Metrics(Collector):
     """The page of one agent. Make it inside the agent's event loop."""
 
-    def __init__(self, read: Callable[[], Reading], folders: host.Folders) -> None:
+    def __init__(self, read: Callable[[], Reading], folders: host.Folders, links: Links) -> None:
         """`read` is called in the event loop."""
         self._read = read
         self._folders = folders
+        self._links = links
         self._gpus = gpu.Gpus(gpu.load_nvml())
         self._loop = asyncio.get_running_loop()
         self._registry = CollectorRegistry()
@@ -82,7 +84,7 @@ class Metrics(Collector):
         yield from itself.collect(reading, self._folders.memory_dir)
         yield from ranks.collect(reading.ranks)
         yield from host.collect(Path("/"), self._folders)
-        yield from network.collect(Path("/"))
+        yield from network.collect(Path("/"), self._links.windows)
         yield from self._gpus.collect()
 
     async def _read_in_loop(self) -> Reading:

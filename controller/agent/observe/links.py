@@ -1,0 +1,257 @@
+"""Samples what the node's links carry, many times a second, while ranks run.
+
+A thread reads the kernel's counters of bytes: of network devices, and of RDMA ports, whose traffic
+passes the devices by. It takes at most a hundredth of a core: where reading costs more, it reads
+less often. What it finds is summed up and judged in `diagnostics.core.traffic`.
+
+What does not belong here: an agent that is reached through the loopback interface has no link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from controller.agent.core.buffer import Weight
+from controller.agent.workers.worker import Worker
+from diagnostics.core.host import Change
+from diagnostics.core.traffic import WINDOW_S, LinkWatch, Sampled, Window
+from outlast.clock import node_time_s
+from outlast.v1 import agents_pb2
+
+LEAST_INTERVAL_S = 0.001
+# As a rule, and where that costs too much.
+USUAL_INTERVAL_S = 0.01
+MOST_INTERVAL_S = 0.05
+# Of a core, at most; from a window to the next it may be a little more.
+MOST_COST = 0.008
+# A node with more has virtual ones, of containers; the first ones are its own.
+MAX_LINKS = 32
+# After so many windows new devices are looked for.
+_WINDOWS_OF_LINKS = 5
+# The kernel counts RDMA data in words of four bytes.
+_RDMA_WORD_BYTES = 4
+_NUMBER_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Where the kernel counts what went through."""
+
+    name: str
+    received: Path
+    sent: Path
+    unit_bytes: int = 1
+
+
+def links_of(root: Path) -> list[Link]:
+    """Links that are up, without loopback and bridges; `root` is where /sys is."""
+    devices = [
+        Link(
+            name=device.name,
+            received=device / "statistics/rx_bytes",
+            sent=device / "statistics/tx_bytes",
+        )
+        for device in _entries(root / "sys/class/net")
+        if device.name != "lo" and not (device / "bridge").exists() and _is_up(device)
+    ]
+    ports = [
+        Link(
+            name=f"{port.parent.parent.name}/{port.name}",
+            received=port / "counters/port_rcv_data",
+            sent=port / "counters/port_xmit_data",
+            unit_bytes=_RDMA_WORD_BYTES,
+        )
+        for device in _entries(root / "sys/class/infiniband")
+        for port in _entries(device / "ports")
+    ]
+    # Those of hardware first: of the others a node may have hundreds.
+    devices.sort(key=lambda link: not (link.received.parent.parent / "device").exists())
+    return [*ports, *devices][:MAX_LINKS]
+
+
+class _OpenLink:
+    """A link whose counters are read again and again."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        with contextlib.ExitStack() as opened:
+            self._received = os.open(link.received, os.O_RDONLY)
+            opened.callback(os.close, self._received)
+            self._sent = os.open(link.sent, os.O_RDONLY)
+            opened.callback(os.close, self._sent)
+            self.sampled = Sampled(time.monotonic(), *self.read())
+            self._files = opened.pop_all()
+
+    def read(self) -> tuple[int, int]:
+        """Bytes so far.
+
+        Raises:
+            OSError: the device is gone.
+            ValueError: it counts nothing.
+        """
+        unit = self.link.unit_bytes
+        received = int(os.pread(self._received, _NUMBER_BYTES, 0)) * unit
+        return received, int(os.pread(self._sent, _NUMBER_BYTES, 0)) * unit
+
+    def close(self) -> None:
+        self._files.close()
+
+
+class Sampler:
+    """Reads the counters in a thread of its own, while it is wanted."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._is_wanted = threading.Event()
+        self._is_over = False
+        self._thread: threading.Thread | None = None
+        self._links: dict[str, _OpenLink] = {}
+        self._interval_s = USUAL_INTERVAL_S
+        self.windows: Mapping[str, Window] = {}
+        """The newest of each link; replaced as a whole."""
+        self.num_windows = 0
+        self.cost = 0.0
+        """Share of a core that the last window took."""
+
+    def want(self, is_wanted: bool) -> None:
+        """Go on sampling, or rest.
+
+        Raises:
+            RuntimeError: the kernel gives this process no more threads.
+        """
+        if is_wanted and self._thread is None:
+            thread = threading.Thread(target=self._run, name="links", daemon=True)
+            thread.start()
+            self._thread = thread
+        if is_wanted:
+            self._is_wanted.set()
+        else:
+            self._is_wanted.clear()
+            self.windows = {}
+
+    def close(self) -> None:
+        """End the thread."""
+        self._is_over = True
+        self._is_wanted.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_over:
+            if not self._is_wanted.is_set():
+                self._let_go()
+                self._is_wanted.wait()
+                continue
+            self._sample_window()
+        self._let_go()
+
+    def _open_new(self) -> None:
+        """Devices come and go; what cannot be read is left out."""
+        for link in links_of(self._root):
+            if link.name not in self._links:
+                with contextlib.suppress(OSError, ValueError):
+                    self._links[link.name] = _OpenLink(link)
+
+    def _sample_window(self) -> None:
+        begun_s, cpu_s = time.monotonic(), time.thread_time()
+        if not self._links or self.num_windows % _WINDOWS_OF_LINKS == 0:
+            self._open_new()
+        end_s = begun_s + WINDOW_S
+        links = list(self._links.values())
+        while (now_s := time.monotonic()) < end_s and self._is_wanted.is_set():
+            for link in links:
+                try:
+                    received, sent = link.read()
+                except (OSError, ValueError):
+                    self._links.pop(link.link.name).close()
+                    links = list(self._links.values())
+                else:
+                    link.sampled.add(now_s, received, sent)
+            time.sleep(max(0.0, now_s + self._interval_s - time.monotonic()))
+        if self._is_over or not self._is_wanted.is_set():
+            return
+        cut = {name: link.sampled.cut() for name, link in self._links.items()}
+        self.windows = {name: window for name, window in cut.items() if window is not None}
+        self.num_windows += 1
+        self.cost = (time.thread_time() - cpu_s) / (time.monotonic() - begun_s)
+        if self.cost > MOST_COST:
+            self._interval_s = min(MOST_INTERVAL_S, 1.5 * self._interval_s)
+        elif self.cost < MOST_COST / 2:
+            self._interval_s = max(LEAST_INTERVAL_S, self._interval_s / 1.5)
+
+    def _let_go(self) -> None:
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+
+class Links:
+    """The links of one agent's node: sampled while ranks run, and what is odd about them."""
+
+    def __init__(
+        self,
+        emit: Callable[[agents_pb2.AgentEvent, Weight], None],
+        running: Callable[[], Sequence[Worker]],
+        sampler: Sampler | None,
+    ) -> None:
+        """`running` says which ranks run; without a sampler there is no link."""
+        self._emit = emit
+        self._running = running
+        self._sampler = sampler
+        self._watch = LinkWatch()
+        self._num_seen = 0
+
+    @property
+    def windows(self) -> Mapping[str, Window]:
+        """The newest of each link; none while no rank runs."""
+        return {} if self._sampler is None else self._sampler.windows
+
+    async def run(self) -> None:
+        """Look for as long as the agent lives."""
+        while True:
+            if self._sampler is not None:
+                self._look(self._sampler)
+            await asyncio.sleep(WINDOW_S / 2)
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._sampler is not None:
+            self._sampler.close()
+
+    def _look(self, sampler: Sampler) -> None:
+        """Take in a new window, if there is one."""
+        has_ranks = bool(self._running())
+        sampler.want(has_ranks)
+        number = sampler.num_windows
+        if has_ranks and number == self._num_seen:
+            return
+        self._num_seen = number
+        for change in self._watch.take(sampler.windows):
+            self._emit(_event(change), Weight.LASTING)
+
+
+def _event(change: Change) -> agents_pb2.AgentEvent:
+    sign = agents_pb2.HostSign(subject=change.subject, what=change.what, message=change.message)
+    return agents_pb2.AgentEvent(at_s=node_time_s(), host_sign=sign)
+
+
+def _is_up(device: Path) -> bool:
+    try:
+        # Of a veth pair and of some virtual devices nobody knows: they carry all the same.
+        return (device / "operstate").read_text(encoding="ascii").strip() in ("up", "unknown")
+    except OSError:
+        return False
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    try:
+        yield from sorted(folder.iterdir())
+    except OSError:
+        return
