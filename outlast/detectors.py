@@ -97,8 +97,8 @@ class DetectorsSpec(Section):
     )
     traffic: Mode = Field(
         "log",
-        description="A link of a node carries much less than it did, while others of the node "
-        "that carried as much go on. act: as for straggler.",
+        description="A link of a node carries much less than it did, or is gone, while others "
+        "that kept time with it go on. act: as for straggler.",
     )
     worker_log: Mode = Field(
         "log",

@@ -29,10 +29,11 @@ def measure(folder: Path, *, small: bool) -> dict[str, Any]:
     try:
         while len(shares) < num_windows:
             time.sleep(0.1)
-            if sampler.num_windows > seen:
-                seen = sampler.num_windows
-                windows = sampler.windows.values()
-                shares.append(sampler.cost)
+            newest = sampler.newest
+            if newest.number > seen:
+                seen = newest.number
+                windows = newest.windows.values()
+                shares.append(newest.cost)
                 intervals_s.append(max(each.seconds / each.num_samples for each in windows))
     finally:
         sampler.close()

@@ -22,6 +22,7 @@ PARTS = (
     "command",
     "heartbeat",
     "host",
+    "links",
     "post-mortem",
     "pruning",
     "reporter",

@@ -1,8 +1,8 @@
 """What the links of a node carry, at the scale of milliseconds. Pure.
 
 Counters of bytes are sampled many times a second, and summed up in windows of seconds. The links
-of a node that carry the gradients of its GPUs have the same rhythm: one that carries much less
-than it did, while others that carried as much go on, is broken or starved. That is known within
+of a node that carry the gradients of its GPUs do so at the same times: one that carries much less
+than it did, while those that kept time with it go on, is broken or starved. That is known within
 seconds, when the step that waits for it is not late yet by any measure.
 """
 
@@ -12,28 +12,33 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 
 from diagnostics.core.host import Change, Subject
 from diagnostics.core.windows import Lasting
 
 WINDOW_S = 2.0
-# A link that carries less is silent: heartbeats and scrapes go on whatever the ranks do.
+# Heartbeats and scrapes go on whatever ranks do: a link that carries less is silent. It is judged
+# by pieces of time in which one of those is not much.
 SILENT_BYTES_PER_S = 1e6
+SILENCE_BIN_S = 0.05
 # The rhythm is looked for in the last seconds, in bins of so long.
 RHYTHM_S = 30.0
 BIN_S = 0.01
+_LEAST_RHYTHM_S = 8.0
 # A step may be shorter than that, but what comes so often is the messages of one collective.
 LEAST_PERIOD_S = 0.05
-# How alike a series is to itself a period later, of 1.
+# How alike a series is to itself a period later, of 1; after two periods half of that.
 _LEAST_ALIKE = 0.4
 _NEARLY = 0.8
 # The rhythm is that of the steps, and changes seldom.
 _WINDOWS_OF_RHYTHM = 4
-# Windows by which it is known what a link usually carries.
+# Windows by which it is known what a link usually carries, and how many are enough.
 _USUAL_WINDOWS = 30
-_LEAST_WINDOWS = 5
-# Links carry alike when one usually carries at most twice what the other does.
+_LEAST_WINDOWS = 10
+# Links keep time when, each over its mean, they have so much in common.
+_COMMON = 0.8
+# And usually carry at most so many times what the other does.
 _ALIKE = 2.0
 _LEAST_PEERS = 2
 # A share of what it usually carries, over that of its peers.
@@ -61,7 +66,7 @@ class Window:
     received: Rates
     sent: Rates
     longest_silence_s: float
-    """In which neither direction carried more than `SILENT_BYTES_PER_S`."""
+    """Up to its end or within it, also if it began before; in steps of `SILENCE_BIN_S`."""
     period_s: float | None
     """After which its traffic comes again; None where it has no rhythm, or none yet."""
 
@@ -69,6 +74,27 @@ class Window:
     def bytes_per_s(self) -> float:
         """In both directions."""
         return self.received.mean + self.sent.mean
+
+
+class _Bins:
+    """Bytes by equal pieces of time."""
+
+    def __init__(self, begun_s: float, bin_s: float) -> None:
+        self._bin_s = bin_s
+        self._end_s = begun_s + bin_s
+        self._count = 0.0
+
+    def fill(self, at_s: float, seconds: float, count: int) -> list[float]:
+        """Spread what came since the last sample; the pieces that are complete by now."""
+        whole, left_s = [], seconds
+        while at_s >= self._end_s:
+            part_s = min(left_s, max(0.0, self._end_s - (at_s - left_s)))
+            whole.append(self._count + count * part_s / seconds)
+            left_s -= part_s
+            self._count = 0.0
+            self._end_s += self._bin_s
+        self._count += count * left_s / seconds
+        return whole
 
 
 @dataclass(slots=True)
@@ -80,18 +106,17 @@ class Sampled:
     sent: int
     # Of this window, and before them the last one of the window before.
     _rows: list[tuple[float, int, int]] = field(init=False)
-    _silent_since_s: float = field(init=False)
-    # Bytes in each bin of the last seconds, and where the last one of them ends.
+    _silence: _Bins = field(init=False)
+    _silent_s: float = 0.0
+    _rhythm: _Bins = field(init=False)
     _bins: deque[float] = field(default_factory=lambda: deque(maxlen=round(RHYTHM_S / BIN_S)))
-    _bin_end_s: float = field(init=False)
-    _in_bin: float = 0.0
     _num_windows: int = 0
     _period_s: float | None = None
 
     def __post_init__(self) -> None:
         self._rows = [(self.at_s, self.received, self.sent)]
-        self._silent_since_s = self.at_s
-        self._bin_end_s = self.at_s + BIN_S
+        self._silence = _Bins(self.at_s, SILENCE_BIN_S)
+        self._rhythm = _Bins(self.at_s, BIN_S)
 
     def add(self, at_s: float, received: int, sent: int) -> None:
         """The counters at a later moment."""
@@ -108,36 +133,25 @@ class Sampled:
             (at_s, at_s - before_s, max(0, now - then), max(0, now_sent - then_sent))
             for (before_s, then, then_sent), (at_s, now, now_sent) in pairwise(rows)
         ]
-        longest_silence_s = 0.0
+        longest_s = self._silent_s
         for at_s, seconds, received, sent in steps:
-            if received + sent > SILENT_BYTES_PER_S * seconds:
-                silence_s = at_s - seconds - self._silent_since_s
-                longest_silence_s = max(longest_silence_s, silence_s)
-                self._silent_since_s = at_s
-            self._fill(at_s, seconds, received + sent)
-        if self._num_windows % _WINDOWS_OF_RHYTHM == 0:
+            count = received + sent
+            self._bins.extend(self._rhythm.fill(at_s, seconds, count))
+            for piece in self._silence.fill(at_s, seconds, count):
+                is_silent = piece < SILENT_BYTES_PER_S * SILENCE_BIN_S
+                self._silent_s = self._silent_s + SILENCE_BIN_S if is_silent else 0.0
+                longest_s = max(longest_s, self._silent_s)
+        if self._period_s is None or self._num_windows % _WINDOWS_OF_RHYTHM == 0:
             self._period_s = period_s(self._bins, BIN_S)
         self._num_windows += 1
-        (begun_s, *_), (end_s, *_) = rows[0], rows[-1]
         return Window(
-            seconds=end_s - begun_s,
+            seconds=rows[-1][0] - rows[0][0],
             num_samples=len(steps),
             received=_rates([(received, seconds) for _, seconds, received, _ in steps]),
             sent=_rates([(sent, seconds) for _, seconds, _, sent in steps]),
-            longest_silence_s=max(longest_silence_s, end_s - self._silent_since_s),
+            longest_silence_s=longest_s,
             period_s=self._period_s,
         )
-
-    def _fill(self, at_s: float, seconds: float, count: int) -> None:
-        """Spread what came since the last sample over the bins that this time belongs to."""
-        left_s = seconds
-        while at_s >= self._bin_end_s:
-            part_s = min(left_s, max(0.0, self._bin_end_s - (at_s - left_s)))
-            self._bins.append(self._in_bin + count * part_s / seconds)
-            left_s -= part_s
-            self._in_bin = 0.0
-            self._bin_end_s += BIN_S
-        self._in_bin += count * left_s / seconds
 
 
 def _rates(counts: Sequence[tuple[int, float]]) -> Rates:
@@ -149,14 +163,14 @@ def _rates(counts: Sequence[tuple[int, float]]) -> Rates:
 
 
 def period_s(series: Sequence[float], bin_s: float) -> float | None:
-    """After how long a series comes again; None where it does not.
+    """After how long a series comes again; None where it does not, at least three times.
 
-    By the autocorrelation of where it is above its mean, up to a third of its length, which then
-    has it three times. Bits of one number stand for the bins: a thousand lags take half a
-    millisecond.
+    By the autocorrelation of where it is above its mean, up to a third of its length; it is as
+    alike to itself after two periods, too. Bits of one number stand for the bins: a thousand lags
+    take half a millisecond.
     """
     num = len(series)
-    if num < 3 * LEAST_PERIOD_S / bin_s:
+    if num * bin_s < _LEAST_RHYTHM_S:
         return None
     middle = sum(series) / num
     bits = int("".join("1" if each > middle else "0" for each in series), 2)
@@ -164,10 +178,12 @@ def period_s(series: Sequence[float], bin_s: float) -> float | None:
     spread = share * (1 - share)
     if spread <= 0:
         return None
-    alike = [
-        ((bits & (bits >> lag)).bit_count() / (num - lag) - share * share) / spread
-        for lag in range(num // 3)
-    ]
+
+    def alike_after(lag: int) -> float:
+        both = (bits & (bits >> lag)).bit_count()
+        return (both / (num - lag) - share * share) / spread
+
+    alike = [alike_after(lag) for lag in range(num // 3)]
     # Near lag 0 everything is like itself.
     differs = next((lag for lag, each in enumerate(alike) if each < 0), len(alike))
     peaks = [
@@ -179,76 +195,93 @@ def period_s(series: Sequence[float], bin_s: float) -> float | None:
     if best < _LEAST_ALIKE:
         return None
     # Twice the period is as good as the period.
-    return next(lag for lag in peaks if alike[lag] >= _NEARLY * best) * bin_s
+    found = next(lag for lag in peaks if alike[lag] >= _NEARLY * best)
+    again = max(alike_after(2 * found + more) for more in range(-2, 3))
+    return found * bin_s if again >= best / 2 else None
 
 
 class LinkWatch:
-    """The links of one node, window by window."""
+    """The links of one node during one attempt, window by window."""
 
     def __init__(self) -> None:
-        self._usual: dict[str, deque[float]] = {}
+        self._kept: dict[str, deque[float]] = {}
+        self._stopped: dict[str, int] = {}
         self._starved: dict[str, Lasting] = {}
         self._reported: set[str] = set()
 
     def take(self, windows: Mapping[str, Window]) -> list[Change]:
         """What is new since the window before."""
-        known = {
-            link: median(rates)
-            for link, rates in self._usual.items()
-            if len(rates) >= _LEAST_WINDOWS
+        usual = {
+            link: fmean(rates) for link, rates in self._kept.items() if len(rates) >= _LEAST_WINDOWS
         }
-        changes = []
+        was_reported = bool(self._reported)
+        changes, gone = [], []
+        for link in sorted(self._kept.keys() | windows.keys()):
+            peers = [peer for peer in windows if peer != link and self._keep_time(link, peer)]
+            shares = [windows[peer].bytes_per_s / usual[peer] for peer in peers]
+            # Peers that carry more than they do usually say nothing of a link that goes on.
+            others = min(1.0, median(shares)) if len(peers) >= _LEAST_PEERS else 0.0
+            # While all of them rest, as during a checkpoint, nothing is known of one.
+            if others >= _GOING_ON:
+                changes += self._judged(link, windows.get(link), usual[link], others, len(peers))
+            elif link not in windows and link not in self._reported:
+                gone.append(link)
         for link, window in windows.items():
-            peers = [
-                windows[peer].bytes_per_s / known[peer]
-                for peer in windows
-                if peer != link and _are_alike(known.get(link, 0.0), known.get(peer, 0.0))
-            ]
-            change = self._judged(link, window, known.get(link, 0.0), peers)
-            if change is not None:
-                changes.append(change)
             if link not in self._reported:
-                kept = self._usual.setdefault(link, deque(maxlen=_USUAL_WINDOWS))
+                kept = self._kept.setdefault(link, deque(maxlen=_USUAL_WINDOWS))
                 kept.append(window.bytes_per_s)
-        for gone in self._usual.keys() - windows.keys():
-            del self._usual[gone]
-            self._starved.pop(gone, None)
-            if gone in self._reported:
-                self._reported.discard(gone)
-                changes.append(Change(subject=Subject.TRAFFIC, what=gone, message=""))
+        for link in gone:
+            del self._kept[link]
+        # One incident stands for all links of a node: it is over with the last of them.
+        if was_reported and not self._reported:
+            changes.append(Change(subject=Subject.TRAFFIC, what="each link", message=""))
         return changes
 
+    def _keep_time(self, link: str, peer: str) -> bool:
+        """Whether both carried alike, and at the same times."""
+        ours, theirs = self._kept.get(link, ()), self._kept.get(peer, ())
+        if min(len(ours), len(theirs)) < _LEAST_WINDOWS or peer in self._reported:
+            return False
+        # RDMA ports have a device and a number; what else a node has serves other ends beside them.
+        if ("/" in link) != ("/" in peer):
+            return False
+        mean, other = fmean(ours), fmean(theirs)
+        less, more = sorted((mean, other))
+        if less < SILENT_BYTES_PER_S or more > _ALIKE * less:
+            return False
+        # What is kept of one that was reported is of another time.
+        if link in self._reported:
+            return True
+        num = min(len(ours), len(theirs))
+        pairs = zip(list(ours)[-num:], list(theirs)[-num:], strict=True)
+        return fmean(min(one / mean, another / other) for one, another in pairs) >= _COMMON
+
     def _judged(
-        self, link: str, window: Window, usual: float, peers: Sequence[float]
-    ) -> Change | None:
-        if len(peers) < _LEAST_PEERS:
-            return None
-        others = median(peers)
-        # While all of them rest, as during a checkpoint, nothing is known of one.
-        if others < _GOING_ON:
-            return None
-        share = window.bytes_per_s / usual
+        self, link: str, window: Window | None, usual: float, others: float, num_peers: int
+    ) -> list[Change]:
+        share = 0.0 if window is None else window.bytes_per_s / usual
         has_stopped = share < _STOPPED * others
+        # A burst that falls into the window beside that of the others is not missing.
+        self._stopped[link] = self._stopped.get(link, 0) + 1 if has_stopped else 0
         starved = self._starved.setdefault(link, Lasting())
         lasting = starved.take(bad=share < _STARVED * others)
-        if link not in self._reported and (has_stopped or lasting is True):
-            self._reported.add(link)
-            # It is over when it has been well for as long as any other.
-            starved.is_reported = True
-            what = "has nearly stopped" if has_stopped else "carries less than before"
-            message = (
-                f"{link} {what}: {window.bytes_per_s / 1e6:.1f} MB/s, of usually "
-                f"{usual / 1e6:.1f}, while {len(peers)} links that carried as much go on "
-                f"({others:.0%} of what is usual); longest silence "
-                f"{window.longest_silence_s:.2f} s"
-            )
-            return Change(subject=Subject.TRAFFIC, what=link, message=message)
-        if link in self._reported and lasting is False:
-            self._reported.discard(link)
-            return Change(subject=Subject.TRAFFIC, what=link, message="")
-        return None
-
-
-def _are_alike(one: float, other: float) -> bool:
-    less, more = sorted((one, other))
-    return less >= SILENT_BYTES_PER_S and more <= _ALIKE * less
+        if link in self._reported:
+            if lasting is False:
+                self._reported.discard(link)
+            return []
+        if self._stopped[link] < 2 and lasting is not True:
+            return []
+        self._reported.add(link)
+        # It is over when it has been well for as long as any other.
+        starved.is_reported = True
+        if window is None:
+            what = "is gone"
+        elif has_stopped:
+            what = f"has nearly stopped ({window.bytes_per_s / 1e6:.1f} MB/s)"
+        else:
+            what = f"carries less than it did ({window.bytes_per_s / 1e6:.1f} MB/s)"
+        message = (
+            f"{link} {what}: it usually carries {usual / 1e6:.1f} MB/s, and {num_peers} links that "
+            f"kept time with it go on"
+        )
+        return [Change(subject=Subject.TRAFFIC, what=link, message=message)]

@@ -216,6 +216,9 @@ def _passage(rank: TracedRank, spent: TracedSpan) -> Hashable | None:
     # Also of the step that is not complete yet.
     index = bisect_right(rank.steps, spent.start_ns, key=lambda step: step.end_ns)
     if index < len(rank.steps):
+        if spent.start_ns < rank.steps[index].start_ns:
+            # Of a step that is not known any more.
+            return None
         step = rank.steps[index].step
     elif rank.steps:
         step = rank.steps[-1].step + 1

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from controller.agent.observe.links import Links
 from controller.agent.observe.metrics import page
 from controller.agent.observe.metrics.host import Folders
 from controller.agent.observe.metrics.page import Metrics, MetricsAddressError
@@ -104,7 +105,8 @@ def test_metrics_page_without_a_thread_to_serve_it_says_where_it_was_to_be(
 
     async def serve() -> None:
         folders = Folders(state_dir=tmp_path, memory_dir=tmp_path, data_dir=tmp_path)
-        Metrics(lambda: pytest.fail("nobody asks"), folders).serve("127.0.0.1", 0)
+        links = Links(lambda event, weight: None, list, None)
+        Metrics(lambda: pytest.fail("nobody asks"), folders, links).serve("127.0.0.1", 0)
 
     monkeypatch.setattr(page, "start_http_server", no_thread)
     with pytest.raises(MetricsAddressError, match=r"127.0.0.1:0: can't start new thread"):

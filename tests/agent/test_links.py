@@ -9,8 +9,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -33,35 +34,60 @@ def a_device(root: Path, name: str, *, state: str = "up", below: str = "") -> No
         (device / below).mkdir()
 
 
-def test_links_are_those_that_are_up_and_lead_elsewhere(tmp_path: Path) -> None:
+def a_port(root: Path, *, words: int = 0) -> Path:
+    counters = root / "sys/class/infiniband/mlx5_0/ports/1/counters"
+    counters.mkdir(parents=True)
+    for file in ("port_rcv_data", "port_xmit_data"):
+        (counters / file).write_text(f"{words}\n")
+    return counters
+
+
+def test_links_are_ports_and_hardware_that_is_up(tmp_path: Path) -> None:
     a_device(tmp_path, "lo", state="unknown")
     a_device(tmp_path, "br0", below="bridge")
+    a_device(tmp_path, "bond0")
+    a_device(tmp_path, "cali17")
     a_device(tmp_path, "eth1", state="down", below="device")
     a_device(tmp_path, "eth0", below="device")
-    a_device(tmp_path, "cali17")
-    port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1/counters"
-    port.mkdir(parents=True)
+    a_port(tmp_path)
     found = links_of(tmp_path)
-    # Hardware first.
-    assert [link.name for link in found] == ["mlx5_0/1", "eth0", "cali17"]
-    assert [link.unit_bytes for link in found] == [4, 1, 1]
+    assert [link.name for link in found] == ["mlx5_0/1", "eth0"]
+    assert [link.unit_bytes for link in found] == [4, 1]
     assert links_of(tmp_path / "nothing") == []
 
 
+def test_a_node_without_hardware_is_a_container_with_devices_of_its_own(tmp_path: Path) -> None:
+    a_device(tmp_path, "lo", state="unknown")
+    a_device(tmp_path, "eth0")
+    assert [link.name for link in links_of(tmp_path)] == ["eth0"]
+
+
 def test_rdma_is_counted_in_words_of_four_bytes(tmp_path: Path) -> None:
-    counters = tmp_path / "sys/class/infiniband/mlx5_0/ports/1/counters"
-    counters.mkdir(parents=True)
-    for file in ("port_rcv_data", "port_xmit_data"):
-        (counters / file).write_text("1000000\n")
+    counters = a_port(tmp_path, words=1_000_000)
     with sampling(tmp_path) as sampler:
-        wait_for(lambda: sampler.num_windows >= 1)
-        (counters / "port_xmit_data").write_text("2000000\n")
-        number = sampler.num_windows
-        wait_for(lambda: sampler.num_windows >= number + 2)
-        # The device goes, and comes back.
+        wait_for(lambda: sampler.newest.number >= 1)
+        (counters / "port_xmit_data").write_text("3000000\n")
+        wait_for(lambda: sampler.newest.windows["mlx5_0/1"].sent.mean > 0)
+        window = sampler.newest.windows["mlx5_0/1"]
+        assert window.sent.mean * window.seconds == pytest.approx(4 * 2_000_000)
+        assert window.received.most == 0
+        # It cannot be read any more, and later it can again.
         (counters / "port_rcv_data").write_text("\n")
-        wait_for(lambda: not sampler.windows)
-    assert sampler.windows == {}
+        wait_for(lambda: not sampler.newest.windows)
+        (counters / "port_rcv_data").write_text("1000000\n")
+        wait_for(lambda: "mlx5_0/1" in sampler.newest.windows)
+    assert sampler.newest.windows == {}
+
+
+def test_the_thread_ends_at_once_though_its_window_is_not_over(tmp_path: Path) -> None:
+    a_port(tmp_path)
+    with sampling(tmp_path) as sampler:
+        wait_for(lambda: sampler.newest.number >= 1)
+        number = sampler.newest.number
+        begun_s = time.monotonic()
+    # Much less than a window, also where the machine is busy.
+    assert sampler.newest.number <= number + 1
+    assert time.monotonic() - begun_s < 1.5
 
 
 @contextmanager
@@ -84,31 +110,49 @@ def wait_for(condition: Any, within_s: float = 60.0) -> None:
 class Cables:
     """Pairs of virtual devices, one end of each in a network namespace of their own."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, folder: Path, count: int) -> None:
         self._space = f"ol{os.getpid()}"
         self.names = [f"ol{os.getpid()}x{number}" for number in range(count)]
         self.rates = [0.0] * count
+        self.root = folder
+        """Where these devices are all that /sys has."""
         self._is_over = False
+        self._undo = ExitStack()
+        # Other tests that run here have other ones.
+        self._network = f"10.{64 + os.getpid() // 64 % 64}.{os.getpid() % 64 * 4}"
 
     def __enter__(self) -> Cables:
-        ip("netns", "add", self._space)
-        for number, name in enumerate(self.names):
-            ip("link", "add", name, "type", "veth", "peer", "name", "far", "netns", self._space)
-            ip("-n", self._space, "link", "set", "far", "name", f"far{number}", "up")
-            ip("addr", "add", f"10.231.{100 + number}.1/24", "dev", name)
-            ip("link", "set", name, "up")
-            far = f"10.231.{100 + number}.2"
-            ip("neigh", "add", far, "lladdr", "02:00:00:00:00:01", "dev", name)
-        self._thread = threading.Thread(target=self._send)
-        self._thread.start()
+        with ExitStack() as undo:
+            ip("netns", "add", self._space)
+            undo.callback(ip, "netns", "del", self._space)
+            shown = self.root / "sys/class/net"
+            shown.mkdir(parents=True)
+            for number, name in enumerate(self.names):
+                far = ("peer", "name", f"far{number}", "netns", self._space)
+                ip("link", "add", name, "type", "veth", *far)
+                undo.callback(ip, "link", "del", name)
+                ip("-n", self._space, "link", "set", f"far{number}", "up")
+                ip("addr", "add", f"{self._address(number)}.1/30", "dev", name)
+                ip("link", "set", name, "up")
+                to = (f"{self._address(number)}.2", "lladdr", "02:00:00:00:00:01")
+                ip("neigh", "add", *to, "dev", name)
+                (shown / name).symlink_to(Path("/sys/class/net", name).resolve())
+            thread = threading.Thread(target=self._send)
+            thread.start()
+            undo.callback(thread.join)
+            undo.callback(self._end)
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def _address(self, number: int) -> str:
+        first, second, third = self._network.split(".")
+        return f"{first}.{second}.{int(third) + number}"
+
+    def _end(self) -> None:
         self._is_over = True
-        self._thread.join()
-        for name in self.names:
-            ip("link", "del", name)
-        ip("netns", "del", self._space)
 
     def _send(self) -> None:
         """A burst on each four times a second, of so many bytes per second on average."""
@@ -117,7 +161,7 @@ class Cables:
             while not self._is_over:
                 for number, rate in enumerate(self.rates):
                     for _ in range(round(rate * 0.25 / 8192)):
-                        sender.sendto(bytes(8192), (f"10.231.{100 + number}.2", 9))
+                        sender.sendto(bytes(8192), (f"{self._address(number)}.2", 9))
                 due_s += 0.25
                 time.sleep(max(0.0, due_s - time.monotonic()))
 
@@ -134,64 +178,72 @@ def needs_namespaces() -> None:
 
 
 @pytest.mark.usefixtures("needs_namespaces")
-def test_the_rhythm_of_real_traffic_is_found() -> None:
-    with Cables(1) as cables, sampling() as sampler:
+@pytest.mark.timeout(180)
+def test_the_rhythm_of_real_traffic_is_found(tmp_path: Path) -> None:
+    with Cables(tmp_path, 1) as cables, sampling(cables.root) as sampler:
         (name,) = cables.names
         cables.rates = [8 * MB]
-        wait_for(lambda: sampler.num_windows >= 1)
-        wait_for(lambda: name in sampler.windows and sampler.windows[name].period_s is not None)
-        number = sampler.num_windows
-        wait_for(lambda: sampler.num_windows >= number + 3)
-        window = sampler.windows[name]
-    # Headers come on top.
-    assert window.sent.mean == pytest.approx(8 * MB, rel=0.3)
-    assert window.sent.most > 2 * window.sent.mean
-    assert window.sent.least == 0
-    assert window.period_s == pytest.approx(0.25, abs=0.03)
-    # Of a quarter of a second, but for the burst; more where the sender was not run.
-    assert 0.1 < window.longest_silence_s < 1.0
-    assert sampler.windows == {} or sampler.cost < 0.05
+
+        def is_that_of_the_bursts() -> bool:
+            window = sampler.newest.windows.get(name)
+            # Headers come on top. One window may be disturbed by what else the machine does.
+            return (
+                window is not None
+                and window.sent.mean == pytest.approx(8 * MB, rel=0.2)
+                and window.sent.most > 2 * window.sent.mean
+                and window.sent.least == 0
+                and window.period_s == pytest.approx(0.25, abs=0.03)
+                and 0.1 < window.longest_silence_s < 0.4
+            )
+
+        wait_for(is_that_of_the_bursts, within_s=120)
+    assert sampler.newest.windows == {}
 
 
 @pytest.mark.usefixtures("needs_namespaces")
-@pytest.mark.timeout(120)
-def test_a_real_link_that_stops_while_others_go_on_is_told() -> None:
+@pytest.mark.timeout(180)
+def test_a_real_link_that_stops_while_others_go_on_is_told(tmp_path: Path) -> None:
     events: list[agents_pb2.AgentEvent] = []
 
     def emit(event: agents_pb2.AgentEvent, weight: Weight) -> None:
         assert weight is Weight.LASTING
         events.append(event)
 
-    async def scenario() -> None:
-        ranks = [cast(Any, object())]
-        sampler = Sampler()
+    async def until(condition: Any) -> None:
+        async with asyncio.timeout(120):
+            while not condition():
+                await asyncio.sleep(0.05)
+
+    async def scenario(cables: Cables) -> None:
+        ranks = [cast(Any, SimpleNamespace(job_id="a", attempt=1))]
+        sampler = Sampler(cables.root)
         links = Links(emit, lambda: ranks, sampler)
         task = asyncio.create_task(links.run())
-        with Cables(4) as cables:
+        try:
             cables.rates = [8 * MB] * 4
-            # By now it knows what they usually carry.
-            while sampler.num_windows < 7:
-                await asyncio.sleep(0.05)
+            # By then it knows what they usually carry.
+            await until(lambda: sampler.newest.number >= 12)
             assert events == []
             cables.rates[2] = 0.0
-            while not events:
-                await asyncio.sleep(0.05)
+            await until(lambda: events)
             (stopped,) = events
             assert stopped.host_sign.subject == "traffic"
             assert stopped.host_sign.what == cables.names[2]
-            assert "while 3 links that carried as much go on" in stopped.host_sign.message
+            assert "and 3 links that kept time with it go on" in stopped.host_sign.message
             assert stopped.at_s > 0
-            # The job has ended: nothing is said of a link that nobody uses.
+            cables.rates[2] = 8 * MB
+            await until(lambda: len(events) == 2)
+            assert events[1].host_sign.message == ""
+            # The job has ended: nobody samples.
             ranks.clear()
-            while len(events) < 2:
-                await asyncio.sleep(0.05)
-        assert (events[1].host_sign.what, events[1].host_sign.message) == (cables.names[2], "")
-        assert dict(links.windows) == {}
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        links.close()
+            await until(lambda: not links.windows)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            links.close()
 
-    asyncio.run(scenario())
+    with Cables(tmp_path, 4) as cables:
+        asyncio.run(scenario(cables))
 
 
 def test_an_agent_on_loopback_has_no_links() -> None:

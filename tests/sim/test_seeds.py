@@ -119,7 +119,7 @@ def test_seeds_reach_every_state_fault_and_verdict(seeds: _Seeds) -> None:
     # The world's jobs are all valid, nothing in it is unexplained, its ranks say nothing of where
     # their time goes, and its stores keep what was committed to them.
     found_in_figures = (Cause.STRAGGLER, Cause.DATA_STALL)
-    of_hosts = (Cause.HOST_MEMORY, Cause.DISK, Cause.NODE_CONDITION)
+    of_hosts = (Cause.HOST_MEMORY, Cause.DISK, Cause.NODE_CONDITION, Cause.TRAFFIC)
     unreached = (
         *(Cause.CONFIG, Cause.CHECKPOINT, Cause.WORKER_LOG),
         *(*found_in_figures, *of_hosts),

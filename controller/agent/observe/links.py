@@ -15,10 +15,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from controller.agent.core.buffer import Weight
+from controller.agent.core.reports import AttemptKey
 from controller.agent.workers.worker import Worker
 from diagnostics.core.host import Change
 from diagnostics.core.traffic import WINDOW_S, LinkWatch, Sampled, Window
@@ -31,7 +32,6 @@ USUAL_INTERVAL_S = 0.01
 MOST_INTERVAL_S = 0.05
 # Of a core, at most; from a window to the next it may be a little more.
 MOST_COST = 0.008
-# A node with more has virtual ones, of containers; the first ones are its own.
 MAX_LINKS = 32
 # After so many windows new devices are looked for.
 _WINDOWS_OF_LINKS = 5
@@ -51,16 +51,11 @@ class Link:
 
 
 def links_of(root: Path) -> list[Link]:
-    """Links that are up, without loopback and bridges; `root` is where /sys is."""
-    devices = [
-        Link(
-            name=device.name,
-            received=device / "statistics/rx_bytes",
-            sent=device / "statistics/tx_bytes",
-        )
-        for device in _entries(root / "sys/class/net")
-        if device.name != "lo" and not (device / "bridge").exists() and _is_up(device)
-    ]
+    """RDMA ports and network hardware that is up; `root` is where /sys is.
+
+    Other devices are those of containers, or lie over these and count the same once more. A node
+    without hardware is itself a container: its devices are links, but for loopback and bridges.
+    """
     ports = [
         Link(
             name=f"{port.parent.parent.name}/{port.name}",
@@ -71,9 +66,21 @@ def links_of(root: Path) -> list[Link]:
         for device in _entries(root / "sys/class/infiniband")
         for port in _entries(device / "ports")
     ]
-    # Those of hardware first: of the others a node may have hundreds.
-    devices.sort(key=lambda link: not (link.received.parent.parent / "device").exists())
-    return [*ports, *devices][:MAX_LINKS]
+    devices = [
+        device
+        for device in _entries(root / "sys/class/net")
+        if device.name != "lo" and not (device / "bridge").exists() and _is_up(device)
+    ]
+    hardware = [device for device in devices if (device / "device").exists()]
+    return [*ports, *map(_link, hardware or devices)][:MAX_LINKS]
+
+
+def _link(device: Path) -> Link:
+    return Link(
+        name=device.name,
+        received=device / "statistics/rx_bytes",
+        sent=device / "statistics/tx_bytes",
+    )
 
 
 class _OpenLink:
@@ -104,6 +111,18 @@ class _OpenLink:
         self._files.close()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """What the sampler has found last."""
+
+    number: int = 0
+    """How many windows there have been."""
+    windows: Mapping[str, Window] = field(default_factory=dict)
+    """The newest of each link."""
+    cost: float = 0.0
+    """Share of a core that it took."""
+
+
 class Sampler:
     """Reads the counters in a thread of its own, while it is wanted."""
 
@@ -114,11 +133,8 @@ class Sampler:
         self._thread: threading.Thread | None = None
         self._links: dict[str, _OpenLink] = {}
         self._interval_s = USUAL_INTERVAL_S
-        self.windows: Mapping[str, Window] = {}
-        """The newest of each link; replaced as a whole."""
-        self.num_windows = 0
-        self.cost = 0.0
-        """Share of a core that the last window took."""
+        self.newest = Sampling()
+        """Replaced as a whole by the thread."""
 
     def want(self, is_wanted: bool) -> None:
         """Go on sampling, or rest.
@@ -126,15 +142,14 @@ class Sampler:
         Raises:
             RuntimeError: the kernel gives this process no more threads.
         """
-        if is_wanted and self._thread is None:
+        if not is_wanted:
+            self._is_wanted.clear()
+            return
+        if self._thread is None or not self._thread.is_alive():
             thread = threading.Thread(target=self._run, name="links", daemon=True)
             thread.start()
             self._thread = thread
-        if is_wanted:
-            self._is_wanted.set()
-        else:
-            self._is_wanted.clear()
-            self.windows = {}
+        self._is_wanted.set()
 
     def close(self) -> None:
         """End the thread."""
@@ -144,13 +159,19 @@ class Sampler:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._is_over:
-            if not self._is_wanted.is_set():
-                self._let_go()
-                self._is_wanted.wait()
-                continue
-            self._sample_window()
-        self._let_go()
+        try:
+            while not self._is_over:
+                if not self._is_wanted.is_set():
+                    self._let_go()
+                    self._is_wanted.wait()
+                    continue
+                self._sample_window()
+        finally:
+            self._let_go()
+
+    @property
+    def _goes_on(self) -> bool:
+        return self._is_wanted.is_set() and not self._is_over
 
     def _open_new(self) -> None:
         """Devices come and go; what cannot be read is left out."""
@@ -161,11 +182,27 @@ class Sampler:
 
     def _sample_window(self) -> None:
         begun_s, cpu_s = time.monotonic(), time.thread_time()
-        if not self._links or self.num_windows % _WINDOWS_OF_LINKS == 0:
+        number = self.newest.number + 1
+        if not self._links or number % _WINDOWS_OF_LINKS == 0:
             self._open_new()
-        end_s = begun_s + WINDOW_S
+        self._sample_until(time.monotonic() + WINDOW_S)
+        if not self._goes_on:
+            return
+        cut = {name: link.sampled.cut() for name, link in self._links.items()}
+        cost = (time.thread_time() - cpu_s) / (time.monotonic() - begun_s)
+        self.newest = Sampling(
+            number=number,
+            windows={name: window for name, window in cut.items() if window is not None},
+            cost=cost,
+        )
+        if cost > MOST_COST:
+            self._interval_s = min(MOST_INTERVAL_S, 1.5 * self._interval_s)
+        elif cost < MOST_COST / 2:
+            self._interval_s = max(LEAST_INTERVAL_S, self._interval_s / 1.5)
+
+    def _sample_until(self, end_s: float) -> None:
         links = list(self._links.values())
-        while (now_s := time.monotonic()) < end_s and self._is_wanted.is_set():
+        while (now_s := time.monotonic()) < end_s and self._goes_on:
             for link in links:
                 try:
                     received, sent = link.read()
@@ -175,18 +212,9 @@ class Sampler:
                 else:
                     link.sampled.add(now_s, received, sent)
             time.sleep(max(0.0, now_s + self._interval_s - time.monotonic()))
-        if self._is_over or not self._is_wanted.is_set():
-            return
-        cut = {name: link.sampled.cut() for name, link in self._links.items()}
-        self.windows = {name: window for name, window in cut.items() if window is not None}
-        self.num_windows += 1
-        self.cost = (time.thread_time() - cpu_s) / (time.monotonic() - begun_s)
-        if self.cost > MOST_COST:
-            self._interval_s = min(MOST_INTERVAL_S, 1.5 * self._interval_s)
-        elif self.cost < MOST_COST / 2:
-            self._interval_s = max(LEAST_INTERVAL_S, self._interval_s / 1.5)
 
     def _let_go(self) -> None:
+        self.newest = Sampling(number=self.newest.number)
         for link in self._links.values():
             link.close()
         self._links.clear()
@@ -206,19 +234,20 @@ class Links:
         self._running = running
         self._sampler = sampler
         self._watch = LinkWatch()
+        self._attempts: frozenset[AttemptKey] = frozenset()
         self._num_seen = 0
 
     @property
     def windows(self) -> Mapping[str, Window]:
         """The newest of each link; none while no rank runs."""
-        return {} if self._sampler is None else self._sampler.windows
+        return {} if self._sampler is None else self._sampler.newest.windows
 
     async def run(self) -> None:
         """Look for as long as the agent lives."""
         while True:
             if self._sampler is not None:
                 self._look(self._sampler)
-            await asyncio.sleep(WINDOW_S / 2)
+            await asyncio.sleep(WINDOW_S / 4)
 
     def close(self) -> None:
         """End the thread."""
@@ -227,14 +256,19 @@ class Links:
 
     def _look(self, sampler: Sampler) -> None:
         """Take in a new window, if there is one."""
-        has_ranks = bool(self._running())
-        sampler.want(has_ranks)
-        number = sampler.num_windows
-        if has_ranks and number == self._num_seen:
-            return
-        self._num_seen = number
-        for change in self._watch.take(sampler.windows):
-            self._emit(_event(change), Weight.LASTING)
+        attempts = frozenset(
+            AttemptKey(worker.job_id, worker.attempt) for worker in self._running()
+        )
+        if attempts != self._attempts:
+            # Another layout carries something else; its notes ended with the attempt.
+            self._watch = LinkWatch()
+            self._attempts = attempts
+        sampler.want(bool(attempts))
+        newest = sampler.newest
+        if attempts and newest.windows and newest.number != self._num_seen:
+            self._num_seen = newest.number
+            for change in self._watch.take(newest.windows):
+                self._emit(_event(change), Weight.LASTING)
 
 
 def _event(change: Change) -> agents_pb2.AgentEvent:
@@ -244,7 +278,7 @@ def _event(change: Change) -> agents_pb2.AgentEvent:
 
 def _is_up(device: Path) -> bool:
     try:
-        # Of a veth pair and of some virtual devices nobody knows: they carry all the same.
+        # Some virtual devices do not know whether they are up.
         return (device / "operstate").read_text(encoding="ascii").strip() in ("up", "unknown")
     except OSError:
         return False

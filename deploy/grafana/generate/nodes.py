@@ -239,19 +239,19 @@ def _links() -> tuple[Builder[Panel], ...]:
     return (
         graph(
             "Links, by milliseconds",
-            "The most and the least that a link carried in a few milliseconds of the last two "
-            "seconds, while ranks run.",
+            "The most that a link carried in a few milliseconds of the last two seconds, and the "
+            "mean, in each direction, while ranks run.",
             "Bps",
             Query(
-                "max by (node, link, of) "
-                f'(outlast_link_window_bytes_per_second{{{_NODES},of=~"least|most"}})',
-                "{{node}} {{link}} {{of}}",
+                "max by (node, link, direction, of) "
+                f'(outlast_link_window_bytes_per_second{{{_NODES},of=~"mean|most"}})',
+                "{{node}} {{link}} {{direction}} {{of}}",
             ),
         ),
         graph(
             "Silence of links",
-            "The longest time without traffic in the last two seconds, and the period of the "
-            "traffic where it has a rhythm: that of the training step.",
+            "The longest time without traffic, up to the present or in the last two seconds, and "
+            "the period of the traffic where it has a rhythm of up to 10 s.",
             "s",
             Query(
                 f"max by (node, link) (outlast_link_longest_silence_seconds{{{_NODES}}})",

@@ -44,7 +44,9 @@ from tests.agent.harness import FakeController, wait_for
 DEADLINE_S = 30.0
 # While something fails, what does not come so soon may never come.
 PATIENCE_S = 0.5
-PARTS = frozenset({"session", "reporter", "stall_watch", "host", "orphans", "pruning", "standby"})
+PARTS = frozenset(
+    {"session", "reporter", "stall_watch", "host", "links", "orphans", "pruning", "standby"}
+)
 
 
 def hurry() -> None:

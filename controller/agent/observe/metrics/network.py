@@ -30,18 +30,21 @@ RDMA_ERRORS = Counter(
 )
 RATE = Gauge(
     "outlast_link_window_bytes_per_second",
-    "What a link carried in the last 2 seconds while ranks run, sampled every 1 to 10 ms: the "
-    "least and the most of a sample, and the mean",
+    "What a link carried in the last 2 seconds while ranks run, sampled every 1 to 10 ms, less "
+    "often where that costs over a hundredth of a core: the least and the most of a sample, and "
+    "the mean",
     ("link", "direction", "of"),
 )
 SILENCE = Gauge(
     "outlast_link_longest_silence_seconds",
-    "The longest time within them in which it carried less than 1 MB/s",
+    "The longest time up to their end or within them, in steps of 50 ms, in which it carried less "
+    "than 1 MB/s; it may have begun before",
     ("link",),
 )
 PERIOD = Gauge(
     "outlast_link_period_seconds",
-    "After which its traffic of the last 30 seconds comes again; absent without a rhythm",
+    "After which its traffic of the last 30 seconds comes again, up to 10 s; absent without a "
+    "rhythm",
     ("link",),
 )
 FAMILIES: tuple[Family, ...] = (
