@@ -87,11 +87,12 @@ def _of_pages(row: dict[str, Any]) -> list[Claim]:
 def _of_links(row: dict[str, Any]) -> list[Claim]:
     return [
         Claim(
-            claim=f"sampling {row['links']} links: share of a core",
-            value=100 * row["share_of_core"],
+            claim=f"sampling links, {node['links']} of a node: share of a core",
+            value=100 * node["share_of_core"],
             unit="%",
             goal="<= 1",
-            baseline=f"counters of a real device, read every {1e3 * row['interval_s']:.1f} ms",
+            baseline=f"counters of a real device, read every {1e3 * node['interval_s']:.1f} ms",
             how="CPU time of the agent's thread, median of its last windows of 2 s",
-        ),
+        )
+        for node in row["nodes"]
     ]

@@ -9,22 +9,30 @@ from typing import Any
 
 from controller.agent.observe.links import Sampler
 
-# A node of eight GPUs has as many ports.
-_LINKS = 8
+# A node in the cloud has one; a node of eight GPUs has a port for each.
+_LINKS = (1, 8)
 _WINDOWS = 8
 
 
 def measure(folder: Path, *, small: bool) -> dict[str, Any]:
-    """CPU time of the sampling thread, as a share, once it has found how often to read."""
+    """For each number of links, once the sampler has found how often to read."""
+    numbers = (2,) if small else _LINKS
+    windows = 1 if small else _WINDOWS
+    return {"nodes": [_sampled(folder / f"{number}", number, windows) for number in numbers]}
+
+
+def _sampled(folder: Path, num_links: int, num_windows: int) -> dict[str, Any]:
+    """CPU time of the sampling thread, as a share."""
     devices = folder / "sys/class/net"
     devices.mkdir(parents=True)
     # Reading it takes as long under any name.
     real = Path("/sys/class/net/lo").resolve()
-    num_links, num_windows = (2, 1) if small else (_LINKS, _WINDOWS)
     for number in range(num_links):
         (devices / f"rail{number}").symlink_to(real)
     sampler = Sampler(folder)
-    shares, intervals_s, seen = [], [], 0
+    shares: list[float] = []
+    intervals_s: list[float] = []
+    seen = 0
     sampler.want(True)
     try:
         while len(shares) < num_windows:
