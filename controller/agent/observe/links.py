@@ -35,6 +35,8 @@ MOST_COST = 0.008
 MAX_LINKS = 32
 # After so many windows new devices are looked for.
 _WINDOWS_OF_LINKS = 5
+# The thread looks at least every 50 ms whether it is to end.
+_END_S = 1.0
 # The kernel counts RDMA data in words of four bytes.
 _RDMA_WORD_BYTES = 4
 _NUMBER_BYTES = 24
@@ -152,11 +154,11 @@ class Sampler:
         self._is_wanted.set()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread; one that a device's driver keeps ends with the process."""
         self._is_over = True
         self._is_wanted.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_END_S)
 
     def _run(self) -> None:
         try:
