@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
 
@@ -61,6 +61,8 @@ class Rates:
 class Window:
     """What a link carried for some seconds."""
 
+    is_rdma: bool
+    """Whether it is an RDMA port; else it is a network device."""
     seconds: float
     num_samples: int
     received: Rates
@@ -74,6 +76,18 @@ class Window:
     def bytes_per_s(self) -> float:
         """In both directions."""
         return self.received.mean + self.sent.mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingLimits:
+    """How often counters are read, and what that may cost."""
+
+    least_s: float = 0.001
+    usual_s: float = 0.01
+    most_s: float = 0.05
+    """Where it would cost too much, of many links."""
+    most_cost: float = 0.008
+    """Of a core; in one window it may be a little more before the next one is cheaper."""
 
 
 class _Bins:
@@ -101,9 +115,10 @@ class _Bins:
 class Sampled:
     """One link, sample by sample. Taking one costs little; what they say is worked out in `cut`."""
 
-    at_s: float
-    received: int
-    sent: int
+    at_s: InitVar[float]
+    received: InitVar[int]
+    sent: InitVar[int]
+    is_rdma: bool = False
     # Of this window, and before them the last one of the window before.
     _rows: list[tuple[float, int, int]] = field(init=False)
     _silence: _Bins = field(init=False)
@@ -113,10 +128,10 @@ class Sampled:
     _num_windows: int = 0
     _period_s: float | None = None
 
-    def __post_init__(self) -> None:
-        self._rows = [(self.at_s, self.received, self.sent)]
-        self._silence = _Bins(self.at_s, SILENCE_BIN_S)
-        self._rhythm = _Bins(self.at_s, BIN_S)
+    def __post_init__(self, at_s: float, received: int, sent: int) -> None:
+        self._rows = [(at_s, received, sent)]
+        self._silence = _Bins(at_s, SILENCE_BIN_S)
+        self._rhythm = _Bins(at_s, BIN_S)
 
     def add(self, at_s: float, received: int, sent: int) -> None:
         """The counters at a later moment."""
@@ -145,6 +160,7 @@ class Sampled:
             self._period_s = period_s(self._bins, BIN_S)
         self._num_windows += 1
         return Window(
+            is_rdma=self.is_rdma,
             seconds=rows[-1][0] - rows[0][0],
             num_samples=len(steps),
             received=_rates([(received, seconds) for _, seconds, received, _ in steps]),
@@ -160,6 +176,15 @@ def _rates(counts: Sequence[tuple[int, float]]) -> Rates:
     return Rates(
         least=min(rates), mean=sum(count for count, _ in counts) / whole_s, most=max(rates)
     )
+
+
+def interval_s(before_s: float, cost: float, limits: SamplingLimits) -> float:
+    """How often to sample in the next window, when the last one took this share of a core."""
+    if cost > limits.most_cost:
+        return min(limits.most_s, 1.5 * before_s)
+    if cost < limits.most_cost / 2:
+        return max(limits.least_s, before_s / 1.5)
+    return before_s
 
 
 def period_s(series: Sequence[float], bin_s: float) -> float | None:
@@ -205,6 +230,7 @@ class LinkWatch:
 
     def __init__(self) -> None:
         self._kept: dict[str, deque[float]] = {}
+        self._rdma: set[str] = set()
         self._stopped: dict[str, int] = {}
         self._starved: dict[str, Lasting] = {}
         self._reported: set[str] = set()
@@ -230,8 +256,11 @@ class LinkWatch:
             if link not in self._reported:
                 kept = self._kept.setdefault(link, deque(maxlen=_USUAL_WINDOWS))
                 kept.append(window.bytes_per_s)
+        self._rdma |= {link for link, window in windows.items() if window.is_rdma}
         for link in gone:
-            del self._kept[link]
+            self._rdma.discard(link)
+            for known in (self._kept, self._stopped, self._starved):
+                known.pop(link, None)
         # One incident stands for all links of a node: it is over with the last of them.
         if was_reported and not self._reported:
             changes.append(Change(subject=Subject.TRAFFIC, what="each link", message=""))
@@ -242,8 +271,8 @@ class LinkWatch:
         ours, theirs = self._kept.get(link, ()), self._kept.get(peer, ())
         if min(len(ours), len(theirs)) < _LEAST_WINDOWS or peer in self._reported:
             return False
-        # RDMA ports have a device and a number; what else a node has serves other ends beside them.
-        if ("/" in link) != ("/" in peer):
+        # Beside RDMA ports, devices serve other ends: storage, and the controller.
+        if (link in self._rdma) != (peer in self._rdma):
             return False
         mean, other = fmean(ours), fmean(theirs)
         less, more = sorted((mean, other))

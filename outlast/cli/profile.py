@@ -16,7 +16,7 @@ from outlast import speedscope
 from outlast.cli import output
 from outlast.cli.connect import controller_of, find_job
 from outlast.cli.errors import CliError, ExitCode
-from outlast.cli.folders import DEFAULT_STATE_DIR
+from outlast.cli.folders import DEFAULT_STATE_DIR, check_writable
 from outlast.cli.options import AnyJobName, Controller, StateDir
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def profile(
     if len(ranks) > _MOST_RANKS:
         raise CliError(f"--rank is given {len(ranks)} times; allowed: up to {_MOST_RANKS}")
     if to is not None:
-        _check_writable(to)
+        check_writable(to)
     with controller_of(controller, state_dir) as client:
         record = partial(
             client.profile,
@@ -112,18 +112,6 @@ def _recorded(
     for why in missing:
         output.print_message(f"outlast: missing: {why}")
     return recorded
-
-
-def _check_writable(to: Path) -> None:
-    """Before a recording of what may be rare."""
-    is_new = not to.exists()
-    try:
-        with to.open("ab"):
-            pass
-        if is_new:
-            to.unlink()
-    except OSError as error:
-        raise CliError(f"--output: {to} cannot be written: {error.strerror}") from error
 
 
 def _print(recorded: Mapping[str, speedscope.Document]) -> None:

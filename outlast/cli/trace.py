@@ -14,7 +14,7 @@ import typer
 from outlast.cli import output
 from outlast.cli.connect import controller_of, find_job
 from outlast.cli.errors import CliError
-from outlast.cli.folders import DEFAULT_STATE_DIR
+from outlast.cli.folders import DEFAULT_STATE_DIR, check_writable
 from outlast.cli.options import AnyJobName, Controller, StateDir
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def trace(
     own format, for many ranks. Works for ranks that have ended, too.
     """
     wanted = _steps(steps)
+    check_writable(to)
     with controller_of(controller, state_dir) as client:
         found = find_job(client, job)
         ranks, layout, missing = _read(client, found.job_id, rank, attempt, wanted)
@@ -137,6 +138,7 @@ def _write(
 ) -> None:
     from outlast.trace.clocks import ahead_ns, aligned
     from outlast.trace.ranks import cut
+    from outlast.trace.tracks import first_ns
 
     ahead = ahead_ns(ranks, layout)
     shown = aligned(ranks, ahead)
@@ -145,11 +147,9 @@ def _write(
     steps = sorted({step.step for rank in shown for step in rank.steps})
     if wanted is not None and not steps:
         raise CliError(f"no rank has anything of steps {wanted[0]}-{wanted[1]} any more")
-    begun = [
-        span.start_ns for rank in shown for span in (*rank.operations, *rank.steps, *rank.spans)
-    ]
-    # What happened before the first of them is not in the picture.
-    seen = [mark for mark in marks if begun and mark.at_ns >= min(begun)]
+    # What happened before the first thing that is shown is not in the picture.
+    begun_ns = first_ns(shown)
+    seen = [mark for mark in marks if mark.at_ns >= begun_ns]
     opened = gzip.open if to.suffix == ".gz" else open
     is_json = Path(to.stem if to.suffix == ".gz" else to.name).suffix != ".pftrace"
     parts = (_json if is_json else _protobuf)(shown, layout, seen)

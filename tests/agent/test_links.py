@@ -17,7 +17,8 @@ from typing import Any, cast
 import pytest
 
 from controller.agent.core.buffer import Weight
-from controller.agent.observe.links import Links, Sampler, links_of
+from controller.agent.observe import links
+from controller.agent.observe.links import Link, Links, Sampler, links_of
 from outlast.v1 import agents_pb2
 from tests.netns.fleet import why_not
 
@@ -52,7 +53,7 @@ def test_links_are_ports_and_hardware_that_is_up(tmp_path: Path) -> None:
     a_port(tmp_path)
     found = links_of(tmp_path)
     assert [link.name for link in found] == ["mlx5_0/1", "eth0"]
-    assert [link.unit_bytes for link in found] == [4, 1]
+    assert [link.is_rdma for link in found] == [True, False]
     assert links_of(tmp_path / "nothing") == []
 
 
@@ -71,12 +72,39 @@ def test_rdma_is_counted_in_words_of_four_bytes(tmp_path: Path) -> None:
         window = sampler.newest.windows["mlx5_0/1"]
         assert window.sent.mean * window.seconds == pytest.approx(4 * 2_000_000)
         assert window.received.most == 0
+        assert window.is_rdma
         # It cannot be read any more, and later it can again.
         (counters / "port_rcv_data").write_text("\n")
         wait_for(lambda: not sampler.newest.windows)
         (counters / "port_rcv_data").write_text("1000000\n")
         wait_for(lambda: "mlx5_0/1" in sampler.newest.windows)
     assert sampler.newest.windows == {}
+
+
+def test_what_ends_the_thread_is_raised_once_and_another_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_port(tmp_path)
+    with monkeypatch.context() as patch, sampling(tmp_path / "none") as sampler:
+        wait_for(lambda: sampler.newest.number >= 1)
+
+        def broken(root: Path) -> list[Link]:
+            raise LookupError("a device like no other")
+
+        patch.setattr(links, "links_of", broken)
+        wait_for(lambda: raised_by(sampler) == "a device like no other")
+        patch.undo()
+        number = sampler.newest.number
+        wait_for(lambda: raised_by(sampler) == "" and sampler.newest.number > number)
+
+
+def raised_by(sampler: Sampler) -> str:
+    """What the observer would see now; "" for nothing."""
+    try:
+        sampler.want(True)
+    except LookupError as error:
+        return str(error)
+    return ""
 
 
 def test_the_thread_ends_at_once_though_its_window_is_not_over(tmp_path: Path) -> None:
@@ -217,8 +245,8 @@ def test_a_real_link_that_stops_while_others_go_on_is_told(tmp_path: Path) -> No
     async def scenario(cables: Cables) -> None:
         ranks = [cast(Any, SimpleNamespace(job_id="a", attempt=1))]
         sampler = Sampler(cables.root)
-        links = Links(emit, lambda: ranks, sampler)
-        task = asyncio.create_task(links.run())
+        observer = Links(emit, lambda: ranks, sampler)
+        task = asyncio.create_task(observer.run())
         try:
             cables.rates = [8 * MB] * 4
             # By then it knows what they usually carry.
@@ -236,17 +264,17 @@ def test_a_real_link_that_stops_while_others_go_on_is_told(tmp_path: Path) -> No
             assert events[1].host_sign.message == ""
             # The job has ended: nobody samples.
             ranks.clear()
-            await until(lambda: not links.windows)
+            await until(lambda: not observer.windows)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            links.close()
+            observer.close()
 
     with Cables(tmp_path, 4) as cables:
         asyncio.run(scenario(cables))
 
 
 def test_an_agent_on_loopback_has_no_links() -> None:
-    links = Links(lambda event, weight: None, list, None)
-    assert dict(links.windows) == {}
-    links.close()
+    observer = Links(lambda event, weight: None, list, None)
+    assert dict(observer.windows) == {}
+    observer.close()

@@ -105,6 +105,7 @@ def test_windows_of_links_are_figures(tmp_path: Path) -> None:
     (tmp_path / "proc/net").mkdir(parents=True)
     (tmp_path / "proc/net/dev").write_text(NET_DEV)
     window = Window(
+        is_rdma=False,
         seconds=2.0,
         num_samples=400,
         received=Rates(least=0, mean=3e6, most=8e6),

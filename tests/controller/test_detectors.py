@@ -358,6 +358,10 @@ def test_a_node_s_own_trouble_goes_to_the_job_on_it() -> None:
     well = host_event("disk", what="data")
     assert [type(event) for event in agents.host(NODES[0], well)] == [DetectionEnded]
     assert agents.host(NodeId("elsewhere"), xid) == []
+    (found,) = agents.host(NODES[0], host_event("traffic", message="eth1 has nearly stopped"))
+    assert isinstance(found, Detected)
+    # Logged, unless the job says otherwise.
+    assert (found.cause, found.acts) == (Cause.TRAFFIC, False)
     assert agents.host(NODES[0], host_event("new", message="x")) == []
 
 

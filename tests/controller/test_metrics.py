@@ -15,6 +15,7 @@ from controller.core.kinds import Cause
 from controller.core.records import IncidentRecord, TimelineEntry
 from controller.core.states import IncidentState, JobState
 from controller.counters import OTHER, Counters
+from controller.families import Counter, Gauge
 from controller.store.curves import StepRow
 from controller.web.metrics import FAMILIES
 from diagnostics.core.finding import CheckVerdict
@@ -132,6 +133,18 @@ def test_last_matmul_of_a_node_is_remembered() -> None:
         counters.found(NodeId("n0"), [finding])
     assert counters.matmul_flops == {"n0": 60e9}
     assert counters.findings == {("n0", "compute", "pass"): 2}
+
+
+@pytest.mark.parametrize("family", [Gauge("outlast_step", ""), Counter("outlast_tokens_total", "")])
+def test_samples_have_the_values_of_the_moment_at_which_they_were_taken(
+    family: Gauge | Counter,
+) -> None:
+    """They are made later, by the thread that writes the page."""
+    present = {"step": 7.0}
+    taken = family.of(((), value) for value in present.values())
+    present["step"] = 8.0
+    assert [sample.value for sample in taken.samples] == [7.0]
+    assert [sample.value for sample in taken.samples] == [7.0]
 
 
 @pytest.mark.parametrize("suffix", ["_ms", "_milliseconds", "_percent", "_kb"])

@@ -14,7 +14,9 @@ from diagnostics.core.traffic import (
     LinkWatch,
     Rates,
     Sampled,
+    SamplingLimits,
     Window,
+    interval_s,
     period_s,
 )
 
@@ -31,9 +33,10 @@ def sampled(rates: Iterable[float], every_s: float) -> Sampled:
     return link
 
 
-def a_window(bytes_per_s: float) -> Window:
+def a_window(bytes_per_s: float, *, is_rdma: bool = False) -> Window:
     rates = Rates(least=0, mean=bytes_per_s / 2, most=bytes_per_s)
     return Window(
+        is_rdma=is_rdma,
         seconds=2,
         num_samples=400,
         received=rates,
@@ -41,6 +44,23 @@ def a_window(bytes_per_s: float) -> Window:
         longest_silence_s=0.1,
         period_s=None,
     )
+
+
+def test_sampling_takes_what_it_may_of_a_core_and_no_more() -> None:
+    """Each look costs 10 us for a link, and 10 us whatever the links."""
+    limits = SamplingLimits()
+
+    def settled(num_links: int) -> float:
+        found_s = limits.usual_s
+        for _ in range(20):
+            found_s = interval_s(found_s, (1e-5 + 1e-5 * num_links) / found_s, limits)
+        return found_s
+
+    few, several, many = settled(1), settled(2), settled(100)
+    assert 2e-5 / few <= limits.most_cost < 2e-5 / few * 4
+    assert few < several < many == limits.most_s
+    # Nothing to read: as often as it may.
+    assert interval_s(limits.least_s, 0.0, limits) == limits.least_s
 
 
 def test_a_window_has_least_mean_and_most() -> None:
@@ -145,7 +165,10 @@ def watched(rounds: Iterable[dict[str, float]]) -> list[tuple[int, str, bool]]:
     watch = LinkWatch()
     found = []
     for number, rates in enumerate(rounds):
-        for change in watch.take({link: a_window(rate) for link, rate in rates.items()}):
+        windows = {
+            link: a_window(rate, is_rdma=link.startswith("mlx5")) for link, rate in rates.items()
+        }
+        for change in watch.take(windows):
             assert change.subject is Subject.TRAFFIC
             assert not change.spares_node
             found.append((number, change.what, not change.message))

@@ -22,20 +22,22 @@ from controller.agent.core.buffer import Weight
 from controller.agent.core.reports import AttemptKey
 from controller.agent.workers.worker import Worker
 from diagnostics.core.host import Change
-from diagnostics.core.traffic import WINDOW_S, LinkWatch, Sampled, Window
+from diagnostics.core.traffic import (
+    WINDOW_S,
+    LinkWatch,
+    Sampled,
+    SamplingLimits,
+    Window,
+    interval_s,
+)
 from outlast.clock import node_time_s
 from outlast.v1 import agents_pb2
 
-LEAST_INTERVAL_S = 0.001
-# As a rule, and where that costs too much.
-USUAL_INTERVAL_S = 0.01
-MOST_INTERVAL_S = 0.05
-# Of a core, at most; from a window to the next it may be a little more.
-MOST_COST = 0.008
+_LIMITS = SamplingLimits()
 MAX_LINKS = 32
 # After so many windows new devices are looked for.
 _WINDOWS_OF_LINKS = 5
-# The thread looks at least every 50 ms whether it is to end.
+# The thread looks with each sample whether it is to end.
 _END_S = 1.0
 # The kernel counts RDMA data in words of four bytes.
 _RDMA_WORD_BYTES = 4
@@ -49,7 +51,7 @@ class Link:
     name: str
     received: Path
     sent: Path
-    unit_bytes: int = 1
+    is_rdma: bool = False
 
 
 def links_of(root: Path) -> list[Link]:
@@ -63,7 +65,7 @@ def links_of(root: Path) -> list[Link]:
             name=f"{port.parent.parent.name}/{port.name}",
             received=port / "counters/port_rcv_data",
             sent=port / "counters/port_xmit_data",
-            unit_bytes=_RDMA_WORD_BYTES,
+            is_rdma=True,
         )
         for device in _entries(root / "sys/class/infiniband")
         for port in _entries(device / "ports")
@@ -95,7 +97,8 @@ class _OpenLink:
             opened.callback(os.close, self._received)
             self._sent = os.open(link.sent, os.O_RDONLY)
             opened.callback(os.close, self._sent)
-            self.sampled = Sampled(time.monotonic(), *self.read())
+            self._unit_bytes = _RDMA_WORD_BYTES if link.is_rdma else 1
+            self.sampled = Sampled(time.monotonic(), *self.read(), is_rdma=link.is_rdma)
             self._files = opened.pop_all()
 
     def read(self) -> tuple[int, int]:
@@ -105,9 +108,9 @@ class _OpenLink:
             OSError: the device is gone.
             ValueError: it counts nothing.
         """
-        unit = self.link.unit_bytes
-        received = int(os.pread(self._received, _NUMBER_BYTES, 0)) * unit
-        return received, int(os.pread(self._sent, _NUMBER_BYTES, 0)) * unit
+        received = int(os.pread(self._received, _NUMBER_BYTES, 0))
+        sent = int(os.pread(self._sent, _NUMBER_BYTES, 0))
+        return received * self._unit_bytes, sent * self._unit_bytes
 
     def close(self) -> None:
         self._files.close()
@@ -133,8 +136,9 @@ class Sampler:
         self._is_wanted = threading.Event()
         self._is_over = False
         self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
         self._links: dict[str, _OpenLink] = {}
-        self._interval_s = USUAL_INTERVAL_S
+        self._interval_s = _LIMITS.usual_s
         self.newest = Sampling()
         """Replaced as a whole by the thread."""
 
@@ -142,12 +146,16 @@ class Sampler:
         """Go on sampling, or rest.
 
         Raises:
+            Exception: what has ended the thread; the next call begins another.
             RuntimeError: the kernel gives this process no more threads.
         """
+        if self._failure is not None:
+            failure, self._failure, self._thread = self._failure, None, None
+            raise failure
         if not is_wanted:
             self._is_wanted.clear()
             return
-        if self._thread is None or not self._thread.is_alive():
+        if self._thread is None:
             thread = threading.Thread(target=self._run, name="links", daemon=True)
             thread.start()
             self._thread = thread
@@ -168,6 +176,8 @@ class Sampler:
                     self._is_wanted.wait()
                     continue
                 self._sample_window()
+        except Exception as error:  # noqa: BLE001  # the observer's mistake, and noted there
+            self._failure = error
         finally:
             self._let_go()
 
@@ -197,10 +207,7 @@ class Sampler:
             windows={name: window for name, window in cut.items() if window is not None},
             cost=cost,
         )
-        if cost > MOST_COST:
-            self._interval_s = min(MOST_INTERVAL_S, 1.5 * self._interval_s)
-        elif cost < MOST_COST / 2:
-            self._interval_s = max(LEAST_INTERVAL_S, self._interval_s / 1.5)
+        self._interval_s = interval_s(self._interval_s, cost, _LIMITS)
 
     def _sample_until(self, end_s: float) -> None:
         links = list(self._links.values())
