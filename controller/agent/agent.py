@@ -56,6 +56,7 @@ from controller.agent.workers.supervisor import Supervisor
 from controller.agent.workers.worker import Worker
 from controller.agent.workers.worker_events import WorkerEvents
 from outlast.clock import node_time_s
+from outlast.interfaces import interface_of
 from outlast.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
@@ -288,10 +289,11 @@ class Agent:
         return DataLoaders(self._standby, self._config.data_dir, events)
 
     def _make_standby(self) -> StandbyLink:
+        loopback = self._config.is_loopback
         return StandbyLink(
             arguments=self._config.standby_arguments,
             rendezvous_fd=self._rendezvous.fileno(),
-            is_loopback=self._config.is_loopback,
+            interface="lo" if loopback else interface_of(self._config.address),
             log_path=self._config.state_dir / "standby.log",
             events=StandbyEvents(
                 started=self._processes_changed,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,7 +20,9 @@ from torch import distributed as dist
 from checkpoint.restore.peers import Peers
 from checkpoint.stage.hostcopy import host_bytes
 from outlast.blackbox import Group, Op, OpRecord
+from outlast.interfaces import interface_towards
 from outlast.session.process import TIMEOUT_S, Session
+from outlast.worker_contract import GLOO_INTERFACE
 
 # A process that ends while it is in a round would take the others' results with it.
 _END_S = 5.0
@@ -113,6 +116,10 @@ def rounds_of(session: Session, store: Any) -> Rounds:
 
 
 def interface_of(session: Session) -> str:
-    """The network interface for gloo; "" for the host's default."""
+    """The network interface for gloo; "" for the host's default, which many hosts have on
+    loopback."""
     host = session.contract.rendezvous_host
-    return "lo" if host.startswith("127.") or host in ("localhost", "::1") else ""
+    if host.startswith("127.") or host in ("localhost", "::1"):
+        return "lo"
+    given = os.environ.get(GLOO_INTERFACE, "").partition(",")[0]
+    return given or interface_towards(host)

@@ -31,7 +31,7 @@ async def running(
         link = StandbyLink(
             arguments=(*FAST, *arguments),
             rendezvous_fd=listening.fileno(),
-            is_loopback=True,
+            interface="lo",
             log_path=folder / "standby.log",
             events=StandbyEvents(
                 started=lambda: None,

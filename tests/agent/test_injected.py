@@ -65,7 +65,7 @@ def test_start_beside_a_call_that_fails_leaves_nothing_and_the_next_one_works(
             link = StandbyLink(
                 arguments=("--entry=tests.agent.entry:run", "--preload="),
                 rendezvous_fd=listening.fileno(),
-                is_loopback=True,
+                interface="lo",
                 log_path=tmp_path / "standby.log",
                 events=StandbyEvents(
                     started=lambda: None,

@@ -58,7 +58,7 @@ def test_on_a_gpu_the_trainer_finds_what_it_compiles_with(tmp_path: Path) -> Non
         "assert 'torch._inductor.async_compile' in sys.modules\n"
         "assert len(os.listdir('/proc/self/task')) == 1, 'a fork would hang'\n"
     )
-    environment = standby_environment(found.environment_of(os.environ), is_loopback=True)
+    environment = standby_environment(found.environment_of(os.environ), interface="lo")
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
 
 

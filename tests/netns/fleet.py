@@ -67,6 +67,30 @@ class Fleet:
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 
+    @contextmanager
+    def rails(self, node: str, count: int) -> Iterator[Path]:
+        """More cables from a node to the hub, over all of which bursts go four times a second.
+
+        Over one that has a file of its name in this folder nothing goes.
+        """
+        rails = self._folder / "rails"
+        rails.mkdir()
+        hub, space = self._space("hub"), self._space(node)
+        for number in range(count):
+            far = ("peer", "name", f"rail{number}", "netns", space)
+            _ip("-n", hub, "link", "add", f"to-rail{number}", "type", "veth", *far)
+            _ip("-n", hub, "link", "set", f"to-rail{number}", "up")
+            _ip("-n", space, "addr", "add", f"10.231.{78 + number}.1/24", "dev", f"rail{number}")
+            _ip("-n", space, "link", "set", f"rail{number}", "up")
+            to = (f"10.231.{78 + number}.2", "lladdr", "02:00:00:00:00:01")
+            _ip("-n", space, "neigh", "add", *to, "dev", f"rail{number}")
+        sender = self._spawn(node, ["tests.netns.bursts", str(rails), str(count)], "bursts", {})
+        try:
+            yield rails
+        finally:
+            sender.kill()
+            sender.wait()
+
     def diagnose(self, *arguments: str) -> tuple[int, dict[str, Any]]:
         """`outlast diagnose --json`: its exit code and its run."""
         done = self.outlast("diagnose", "--json", *arguments, check=False)

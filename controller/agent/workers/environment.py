@@ -24,10 +24,22 @@ _ENVIRONMENT = {
 _TUNABLES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
-def standby_environment(given: Mapping[str, str], *, is_loopback: bool) -> dict[str, str]:
-    """What a standby process and its workers find in their environment."""
-    interface = {GLOO_INTERFACE: "lo"} if is_loopback else {}
-    return {**_TUNABLES, **given, **_ENVIRONMENT, **node_clock_environment(), **interface}
+def standby_environment(given: Mapping[str, str], *, interface: str) -> dict[str, str]:
+    """What a standby process and its workers find in their environment.
+
+    `interface` has the node's address; gloo would take that of the host's name, which many hosts
+    have on loopback. "" where it is not known. What somebody has set stays, but on loopback.
+    """
+    known = {GLOO_INTERFACE: interface} if interface else {}
+    before, behind = ({}, known) if interface == "lo" else (known, {})
+    return {
+        **_TUNABLES,
+        **before,
+        **given,
+        **_ENVIRONMENT,
+        **node_clock_environment(),
+        **behind,
+    }
 
 
 def program_environment(given: Mapping[str, str]) -> dict[str, str]:

@@ -52,14 +52,14 @@ class StandbyLink:
         *,
         arguments: tuple[str, ...],
         rendezvous_fd: int,
-        is_loopback: bool,
+        interface: str,
         log_path: Path,
         events: StandbyEvents,
         mistakes: Mistakes,
     ) -> None:
         self._arguments = arguments
         self._rendezvous_fd = rendezvous_fd
-        self._is_loopback = is_loopback
+        self._interface = interface
         self._log_path = log_path
         self._events = events
         self._mistakes = mistakes
@@ -321,7 +321,7 @@ class StandbyLink:
             return subprocess.Popen(
                 command,
                 env=standby_environment(
-                    self._preload.environment_of(os.environ), is_loopback=self._is_loopback
+                    self._preload.environment_of(os.environ), interface=self._interface
                 ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
