@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.huge_pages import allow_huge_pages
+from tests.few_cores import allow_huge_pages, share_cores
 
 # What tests have children import (`tests.agent.entry`): processes of ours leave their current
 # folder out.
@@ -20,6 +20,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(_PLACES)
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+share_cores()
 allow_huge_pages(False)
 
 # What nohup, or a shell that puts the tests into the background, has them ignore is ignored by

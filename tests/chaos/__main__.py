@@ -18,7 +18,7 @@ from tests.chaos.expected import Outcome, SeenIncident, expected, problems
 from tests.chaos.matrix import Fault, Row, full, is_lasting, named, subset
 from tests.chaos.record import Results
 from tests.controller.processes import ROOT
-from tests.huge_pages import allow_huge_pages
+from tests.few_cores import allow_huge_pages, share_cores
 
 # Two cores run three rows, or two and training in which nothing goes wrong: each mostly waits.
 AT_ONCE = 3
@@ -37,6 +37,7 @@ class Judged:
 def main(arguments: list[str] | None = None) -> int:
     """Run the rows; 1 when one fails."""
     given = _parse(arguments)
+    share_cores()
     allow_huge_pages(False)
     results = Results(given.output)
     rows = [row for row in _chosen(given) if not results.has_passed(row.name)]

@@ -16,7 +16,7 @@ RAILS = 3
 SPEC = """\
 name: linked
 steps: 1000000
-model: {layers: 1, hidden: 32, heads: 2, seq_len: 32}
+model: {layers: 1, hidden: 64, heads: 2, seq_len: 32}
 parallel: {dp: 2, micro_batch: 2}
 data: {global_batch: 4, max_bytes: 65536}
 resources: {nodes: 2, workers_per_node: 1, device: cpu}
@@ -51,7 +51,8 @@ def test_a_rail_that_stops_is_a_note_until_it_goes_on(fleet: Fleet, tmp_path: Pa
 
     spec = tmp_path / "job.yaml"
     spec.write_text(SPEC)
-    with fleet.rails("n0", RAILS) as stopped:
+    # Steps wait for the slow cable, and leave the machine to others meanwhile.
+    with fleet.limited_link("n0", "n1"), fleet.rails("n0", RAILS) as stopped:
         fleet.outlast("submit", str(spec))
         until(lambda: job(fleet)["state"] == "RUNNING", "the job trains")
         # It is known what each carries after ten windows of two seconds; a step tells no time.

@@ -4,10 +4,6 @@ Importing torch takes seconds, so one helper process does it once for the whole
 test session and forks every rank, as the standby process does in production.
 The helper runs no tensor operation, so its children may.
 
-All of them are scheduled in batches. Gloo's thread polls while its rank's own thread holds
-the lock of a connection; a rank whose thread loses its core to a message that has just
-arrived leaves it polling. With eight ranks on two cores that was a third of all CPU time.
-
 A function for ranks is a module-level function of a `tests.trainer.jobs*` module; it
 takes a `RankContext` and picklable arguments and returns something picklable.
 """
@@ -32,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.huge_pages import allow_huge_pages
+from tests.few_cores import allow_huge_pages, share_cores
 
 _LENGTH = struct.Struct("<Q")
 _ROOT = Path(__file__).parents[2]
@@ -148,7 +144,7 @@ def _serve() -> None:
     from trainer.worker.hugepages import gather_pages
     from trainer.worker.standby_options import PRELOADED_MODULES
 
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    share_cores()
     for path in sorted(Path(__file__).parent.glob("jobs*.py")):
         importlib.import_module(f"tests.trainer.{path.stem}")
     # What each rank would import for itself, as in the standby process.
