@@ -16,6 +16,7 @@ from outlast.v1 import incidents_pb2, jobs_pb2
 
 T = TypeVar("T")
 DEADLINE_S = 120.0
+ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 # Two ranks on two nodes; a step takes some milliseconds.
 TINY: dict[str, Any] = {
@@ -96,7 +97,7 @@ class Cluster:
 
         def reached() -> jobs_pb2.Job | None:
             job = self.job(job_id)
-            ended = job.state in ("SUCCEEDED", "FAILED", "CANCELLED")
+            ended = job.state in ENDED
             assert job.state in states or not ended, f"{job.state}: {job.reason}\n{job.error}"
             return job if job.state in states else None
 
@@ -134,6 +135,25 @@ class Cluster:
     def kill_rank(self, job_id: str, attempt: int, rank: int) -> None:
         """SIGKILL a worker."""
         os.kill(self.presents(job_id, attempt)[rank].pid, signal.SIGKILL)
+
+    def clear(self) -> str:
+        """Cancel every job that has not ended; what became of all, with their incidents."""
+        lines = []
+        try:
+            with self.client as client:
+                for job in client.list():
+                    lines.append(f"{job.job_id}: {job.state}, attempt {job.attempt}: {job.reason}")
+                    lines += (
+                        f"  {each.state} {each.cause}: {each.reason}"
+                        for each in client.incidents(job.job_id)
+                    )
+                    if job.state not in ENDED:
+                        client.cancel(job.job_id)
+                        self.wait_state(job.job_id, *ENDED)
+        # Of a test that has failed, whose controller may be gone.
+        except Exception as error:  # noqa: BLE001
+            lines.append(f"{type(error).__name__}: {error}")
+        return "\n".join(lines)
 
 
 def wait_for(condition: Callable[[], T | None], what: str, within_s: float = DEADLINE_S) -> T:

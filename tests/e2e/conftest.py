@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,18 @@ from tests.chaos.orders import Desk
 from tests.controller.processes import Controller, controller
 from tests.e2e.cluster import Cluster
 from tests.e2e.held import obeyed
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that fails says what became of its jobs, and leaves none to those behind it."""
+    report = yield
+    cluster = getattr(item, "funcargs", {}).get("cluster")
+    if report.failed and isinstance(cluster, Cluster):
+        report.sections.append(("jobs", cluster.clear()))
+    return report
 
 
 @pytest.fixture
