@@ -53,7 +53,7 @@ def measure(num_bytes: int) -> dict[str, float]:
     done = subprocess.run(
         [sys.executable, "-m", "bench.recovery.floors", "--bytes", str(num_bytes)],
         cwd=_ROOT,
-        env=standby_environment(os.environ, is_loopback=True),
+        env=standby_environment(os.environ, interface="lo"),
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
