@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -128,10 +129,7 @@ def _measure(
     with local_socket.listen(path) as listening:
         if mode == "node":
             loader = [_Child(lambda say: _serve(place, listening, say))]
-        ranks = [
-            _Child(lambda say, rank=rank: _rank(place, rank, barrier, say, done))
-            for rank in range(RANKS)
-        ]
+        ranks = [_Child(partial(_rank, place, rank, barrier, done)) for rank in range(RANKS)]
         found = [each.hear() for each in ranks]
         for each in loader:
             os.kill(each.pid, signal.SIGTERM)
@@ -170,7 +168,7 @@ class _Child:
         self._process.join()
 
 
-def _rank(place: _Place, rank: int, barrier: Barrier, say: Connection, done: Event) -> None:
+def _rank(place: _Place, rank: int, barrier: Barrier, done: Event, say: Connection) -> None:
     """Take the steps as a rank does: the next one is asked for while this one computes."""
     spec = place.spec
     at = spec.layout.coordinate(rank)
@@ -251,7 +249,7 @@ def _demo(folder: Path, steps: int | None) -> dict[str, Any]:
     document["resources"]["standby"] = 0
     document["steps"] = document["steps"] if steps is None else steps
     spec = parse_spec(document)
-    per_node = spec.resources.workers_per_node
+    per_node = spec.resources.workers_per_node or 1
     state_dir = folder / "demo"
     with controller(state_dir, nodes=spec.layout.world_size // per_node, workers=per_node) as job:
         job_id = job.submit(document).job_id

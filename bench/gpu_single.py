@@ -116,6 +116,7 @@ def train(spec: JobSpec, device: torch.device, steps: int) -> dict[str, Any]:
 def save(spec: JobSpec, device: torch.device, steps: int, memory: Path) -> dict[str, Any]:
     """Seconds of a step with and without a save after each, and of a plain copy to the host."""
     seconds: dict[str, float] = {}
+    state_bytes = 0
     # The one with saves is last: what it says of them stays.
     for name, where in (("plain_step_s", None), ("saved_step_s", memory)):
         with tempfile.TemporaryDirectory(prefix="outlast-bench-") as folder:
@@ -134,13 +135,14 @@ def save(spec: JobSpec, device: torch.device, steps: int, memory: Path) -> dict[
             seconds["in_save_s"] = (in_save_s - before.phases_s[Phase.CHECKPOINT]) / steps
             if ours.stager is not None:
                 ours.stager.close()
+            state_bytes = ours.state_bytes
     shutil.rmtree(memory)
-    copied_bytes = min(ours.state_bytes, 1 << 30)
+    copied_bytes = min(state_bytes, 1 << 30)
     return {
-        "state_bytes": ours.state_bytes,
+        "state_bytes": state_bytes,
         **seconds,
         "saved_vs_plain": seconds["saved_step_s"] / seconds["plain_step_s"],
-        "copy_s": _copy_s(device, copied_bytes) * ours.state_bytes / copied_bytes,
+        "copy_s": _copy_s(device, copied_bytes) * state_bytes / copied_bytes,
     }
 
 

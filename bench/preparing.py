@@ -85,7 +85,8 @@ def _prepare(lines: Path, tokenizer: Path, folder: Path) -> dict[str, Any]:
     out = folder / "prepared"
     shutil.rmtree(out, ignore_errors=True)
     program = Path(sysconfig.get_path("scripts")) / "outlast"
-    command = [program, "data", "prepare", lines, "--output", out, "--tokenizer", tokenizer]
+    command = [*map(str, (program, "data", "prepare", lines, "--output", out))]
+    command += ["--tokenizer", str(tokenizer)]
     began_s = time.perf_counter()
     done = subprocess.run([*command, "--json"], check=True, stdout=subprocess.PIPE)
     seconds = time.perf_counter() - began_s

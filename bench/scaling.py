@@ -40,7 +40,8 @@ def measure(base: Shape, rounds: int, *, cores: int) -> list[dict[str, Any]]:
     size = 2
     while size <= cores:
         for axis in AXES:
-            layout = replace(base, **{axis: size}, micro_batches=4 if axis == "pp" else 1)
+            changes: dict[str, Any] = {axis: size}
+            layout = replace(base, micro_batches=4 if axis == "pp" else 1, **changes)
             for kind, batch in (("strong", base.batch), ("weak", base.batch * size)):
                 shape = replace(layout, batch=batch)
                 found = _tokens_per_s(shape, rounds)

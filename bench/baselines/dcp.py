@@ -13,10 +13,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
 
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader, FsspecWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
 
 Mode = Literal["thread", "process"]
 
@@ -48,7 +48,7 @@ class AsyncSaver:
         """Seconds until the state may change again."""
         self._number += 1
         begin_s = time.perf_counter()
-        saving = dcp.async_save(
+        saving = async_save(
             self._state,
             checkpoint_id=self._folder / str(self._number),
             async_stager=self._stager,
@@ -76,9 +76,9 @@ class AsyncSaver:
 
 def save_all(state: dict[str, Any], url: str) -> None:
     """Save the state of one rank to a store."""
-    dcp.save(state, storage_writer=FsspecWriter(url), no_dist=True)
+    save(state, storage_writer=FsspecWriter(url), no_dist=True)
 
 
 def load_all(state: dict[str, Any], url: str) -> None:
     """Fill the tensors of `state`; all ranks call it together."""
-    dcp.load(state, storage_reader=FsspecReader(url))
+    load(state, storage_reader=FsspecReader(url))

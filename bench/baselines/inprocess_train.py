@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from nvidia_resiliency_ext import inprocess
-from torch.distributed import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.baselines.dense import Training, note, read_spec
@@ -37,7 +37,7 @@ _FASTEST = {
 def train(
     store: TCPStore,
     training: Training,
-    call_wrapper: inprocess.CallWrapper = None,  # type: ignore[assignment]  # the wrapper fills it in
+    call_wrapper: inprocess.CallWrapper = None,  # the wrapper fills it in
 ) -> None:
     """Called again after each failure, with the ranks that are left."""
     attempt = call_wrapper.iteration

@@ -49,11 +49,11 @@ class _Attention(nn.Module):
         )
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        heads = [
+        query, key, value = (
             linear(x_BSD).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for linear in (self.query, self.key, self.value)
-        ]
-        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+        )
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -153,7 +153,7 @@ class Native:
             return DistributedDataParallel(model, process_group=mesh["dp"].get_group())
         # With pipelines, torch's own advice is to keep parameters between micro-batches.
         reshards = self._shape.zero == 3 and self._shape.pp == 1
-        for block in model.layers.values():  # type: ignore[union-attr, operator]
+        for block in model.layers.values():  # type: ignore[operator]
             fully_shard(block, mesh=mesh["dp"], reshard_after_forward=reshards)
         fully_shard(model, mesh=mesh["dp"], reshard_after_forward=False)
         return model
@@ -192,7 +192,7 @@ class Native:
                 strict=True,
             ):
                 loss = _cross_entropy(model(part), target) / self._shape.micro_batches
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
 
     def _run_pipeline(self, tokens: Tensor, targets: Tensor) -> None:
         losses: list[Tensor] = []
@@ -209,7 +209,7 @@ def _tensor_parallel(model: nn.Module, mesh: DeviceMesh, *, splits_loss: bool) -
     if model.tokens is not None:
         split = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
         parallelize_module(model, mesh, {"tokens": split, "positions": _SplitPositions()})
-    for block in model.layers.values():  # type: ignore[union-attr, operator]
+    for block in model.layers.values():  # type: ignore[operator]
         gathered = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
         plan: dict[str, ParallelStyle] = {
             "attention_norm": SequenceParallel(),

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from checkpoint.core.manifest import CommitRecord
 from checkpoint.stage.damage import Damage
 from checkpoint.upload.commit import Committed
 from controller.agent.memory.uploads import UploadPlan, Uploads
@@ -102,6 +103,9 @@ class _Printer:
 
     def upload_committed(self, job_id: str, committed: Committed) -> None:
         _say({"step": committed.step, "at_s": time.time()})
+
+    def upload_found(self, job_id: str, found: CommitRecord) -> None:
+        """Nothing was there before."""
 
     def upload_trouble(self, job_id: str, step: int, stage: str, detail: str) -> None:
         _say({"trouble": f"step {step}, {stage}: {detail}"})

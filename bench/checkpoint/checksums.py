@@ -23,7 +23,7 @@ def measure(options: Options) -> Measured:
     """Rates of all checksums that a manifest may name, and of a plain copy, on one thread."""
     nbytes = _SMALL_NBYTES if options.small else _NBYTES
     payload = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
-    view = memoryview(payload.numpy())
+    view = payload.numpy().data
 
     def sums(name: str) -> Callable[[], object]:
         return lambda: list(block_checksums(name, view, BLOCK_BYTES))

@@ -198,7 +198,7 @@ def _digest(tensors: list[NamedTensor]) -> str:
     found = xxhash.xxh3_64()
     for named in sorted(tensors, key=lambda named: named.name):
         found.update(named.name.encode())
-        found.update(named.tensor.numpy())
+        found.update(named.tensor.numpy().data)
     return found.hexdigest()
 
 

@@ -90,8 +90,10 @@ def _varied(times: ranks_pb2.RankTimes, random: Random) -> bytes:
     """The times of another rank: no two take equally long, as what is equal compresses well."""
     other = ranks_pb2.RankTimes()
     other.CopyFrom(times)
-    for each in (*other.operations, *other.spans):
-        each.end_ns += random.randrange(5_000_000)
+    for operation in other.operations:
+        operation.end_ns += random.randrange(5_000_000)
+    for span in other.spans:
+        span.end_ns += random.randrange(5_000_000)
     other.measured.seconds[:] = [
         seconds * random.uniform(0.9, 1.1) for seconds in times.measured.seconds
     ]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bench.member import Rank
 
 SHAPE = Shape(layers=4, hidden=256, heads=4, seq_len=256, vocab_size=1024, experts=8)
-LAYOUTS: dict[str, dict[str, int]] = {"one_rank": {}, "ep2": {"dp": 2, "ep": 2}, "dp2": {"dp": 2}}
+LAYOUTS: dict[str, dict[str, Any]] = {"one_rank": {}, "ep2": {"dp": 2, "ep": 2}, "dp2": {"dp": 2}}
 
 
 def run(rank: Rank, *, shape: dict[str, Any], rounds: int) -> dict[str, Any]:

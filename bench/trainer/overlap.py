@@ -86,7 +86,8 @@ class _Layer:
     def _attend(self, qkv: Tensor) -> Tensor:
         seq_len, batch = qkv.shape[:2]
         heads = qkv.view(seq_len, batch, self.heads, 3, -1).permute(3, 1, 2, 0, 4)
-        mixed = F.scaled_dot_product_attention(*heads.unbind(0), is_causal=True)
+        query, key, value = heads.unbind(0)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return mixed.permute(2, 0, 1, 3).reshape(seq_len, batch, -1)
 
 

@@ -21,7 +21,7 @@ def measure(options: Options) -> tuple[list[dict[str, Any]], list[Claim]]:
         for _ in range(options.rounds if world_size == worlds[0] else 1):
             for name, found in times.items():
                 found.append(groups.measure(world_size, name))
-        row = {"world_size": world_size, "seconds": times}
+        row: dict[str, Any] = {"world_size": world_size, "seconds": times}
         print(f"groups of {world_size} ranks:", times, flush=True)
         rows.append(row)
     claims = [

@@ -103,9 +103,9 @@ def _pairs(device: torch.device) -> Mapping[str, Pair]:
     }
 
 
-def _with_last(last: object, *operations: Operation) -> list[Operation]:
-    """The operations with one more argument, the same for all."""
-    return [lambda *tensors, each=each: each(*tensors, last) for each in operations]
+def _with_last(last: object, one: Operation, twin: Operation) -> tuple[Operation, Operation]:
+    """The operation and its twin with one more argument, the same for both."""
+    return lambda *tensors: one(*tensors, last), lambda *tensors: twin(*tensors, last)
 
 
 def _windowed(device: torch.device) -> Operation:

@@ -40,7 +40,7 @@ def run(rank: Rank, *, seq_len: int, windows: list[int], rounds: int) -> dict[st
         for name, work in works.items():
             begin_s = time.perf_counter()
             out = work()
-            out.backward(out.detach())  # type: ignore[no-untyped-call]
+            out.backward(out.detach())
             if number > 0:
                 times[name].append(time.perf_counter() - begin_s)
     return {"seq_len": seq_len, "seconds": times}
