@@ -249,7 +249,7 @@ def _demo(folder: Path, steps: int | None) -> dict[str, Any]:
     document["resources"]["standby"] = 0
     document["steps"] = document["steps"] if steps is None else steps
     spec = parse_spec(document)
-    per_node = spec.resources.workers_per_node or 1
+    per_node = spec.workers_per_node
     state_dir = folder / "demo"
     with controller(state_dir, nodes=spec.layout.world_size // per_node, workers=per_node) as job:
         job_id = job.submit(document).job_id

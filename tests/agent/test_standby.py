@@ -168,6 +168,23 @@ def test_end_of_the_control_socket_kills_workers_and_standby(start: Start) -> No
     assert standby.process.wait(timeout=DEADLINE_S) == 0
 
 
+def test_modules_put_away_what_they_keep_when_the_standby_ends(
+    start: Start, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    kept.touch()
+    module = f"import atexit, os\natexit.register(os.unlink, {str(kept)!r})\n"
+    (tmp_path / "keeping.py").write_text(module)
+    standby = start(*FAST, "--extra=keeping", f"--folder={tmp_path}")
+    assert standby.hear()["left_out"] == {}
+    standby.fork(0, "exit:0")
+    assert standby.hear()["event"] == "exited"
+    assert kept.exists(), "a worker has put away what is the standby's"
+    standby.tell(op="exit")
+    assert standby.process.wait(timeout=DEADLINE_S) == 0
+    assert not kept.exists()
+
+
 def test_adopted_worker_of_a_dead_standby_dies_with_the_next_one(start: Start) -> None:
     first, second = start(), start()
     first.hear()

@@ -45,6 +45,18 @@ def test_job_that_loses_a_worker_has_the_same_losses(
 
 
 @pytest.mark.usefixtures("slow_steps")
+def test_jobs_that_a_failed_test_would_leave_are_reported_and_cancelled(cluster: Cluster) -> None:
+    job_id = cluster.submit(steps=100_000)
+    cluster.wait_step(job_id, 1)
+    cluster.kill_rank(job_id, attempt=1, rank=1)
+    wait_for(lambda: cluster.incidents(job_id), "the fault to be noticed")
+    report = cluster.clear()
+    assert f"{job_id}: " in report
+    assert " worker_killed: " in report
+    assert cluster.job(job_id).state == "CANCELLED"
+
+
+@pytest.mark.usefixtures("slow_steps")
 def test_controller_killed_and_restarted_leaves_training_alone(
     cluster: Cluster, process: Controller, fault_free: dict[int, float]
 ) -> None:
