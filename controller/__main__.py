@@ -28,6 +28,14 @@ def parse(arguments: list[str] | None) -> Options:
     parser.add_argument("--workers-per-node", type=int, default=1)
     parser.add_argument("--standby", type=int, default=0, help="local nodes on top, as spares")
     parser.add_argument("--join-token-file", type=Path, help="what agents must show to join")
+    parser.add_argument("--tls-dir", type=Path, help="tls.crt, tls.key and ca.crt")
+    parser.add_argument("--tokens-file", type=Path, help="who may call, in which role")
+    parser.add_argument(
+        "--client-certificates", action="store_true", help="nobody connects to gRPC without one"
+    )
+    parser.add_argument(
+        "--insecure-i-know", action="store_true", help="listen beyond this machine without either"
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML: code, notify, retention")
     parser.add_argument(
         "--fresh", action="store_true", help="forget jobs, nodes and host memory first"
@@ -46,6 +54,10 @@ def parse(arguments: list[str] | None) -> Options:
         standby=given.standby,
         fresh=given.fresh,
         join_token_file=given.join_token_file,
+        tls_dir=given.tls_dir,
+        tokens_file=given.tokens_file,
+        client_certificates=given.client_certificates,
+        insecure=given.insecure_i_know,
         retention=configuration.retention,
         notify=configuration.notify,
         max_code_bytes=configuration.max_code_bytes,

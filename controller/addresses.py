@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
-import logging
 import socket
 
 from outlast.errors import FatalError
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_GRPC = "127.0.0.1:7070"
 DEFAULT_HTTP = "127.0.0.1:7071"
@@ -52,32 +48,15 @@ def _listen(host: str, port: int, option: str) -> socket.socket:
         ) from error
 
 
+def reachable(address: str) -> str:
+    """An address to call instead of one that is listened on: every interface has the loopback."""
+    host, _, port = address.rpartition(":")
+    return {"0.0.0.0": f"127.0.0.1:{port}", "[::]": f"[::1]:{port}", "::": f"[::1]:{port}"}.get(
+        host, address
+    )
+
+
 def name_of(listening: socket.socket) -> str:
     """Its host:port."""
     host, port = listening.getsockname()[:2]
     return f"{host}:{port}"
-
-
-def warn_if_open(address: str, option: str, *, has_token: bool) -> None:
-    """Say what it means when others than this machine can connect: clients are not asked."""
-    host, _ = parse_address(address, option)
-    try:
-        if ipaddress.ip_address(host).is_loopback:
-            return
-    except ValueError:
-        if host == "localhost":
-            return
-    logger.warning(
-        "%s is %s: everyone who can reach this port can submit jobs, and so run programs on every "
-        "node, as the user of the agents; there is no authentication of clients yet. Let only "
-        "agents and clients reach it (a firewall, or deploy/kubernetes/network.yaml), or listen "
-        "on 127.0.0.1",
-        option,
-        address,
-    )
-    if not has_token:
-        logger.warning(
-            "everyone who can reach %s can join as a node, too, and is given jobs with what is in "
-            "their specs; give a --join-token-file that agents must show",
-            address,
-        )

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from controller import join_token, state_dir
-from controller.addresses import bind_http, name_of, warn_if_open
+from controller.addresses import bind_http, name_of, reachable
 from controller.assembly import Controller, assemble
 from controller.local.cluster import LocalCluster
 from controller.notify import metrics as notifications
@@ -94,7 +94,12 @@ async def run(
         stack.callback(http.close)
         controller = await stack.enter_async_context(assemble(options))
         grpc = controller.bind(options.grpc)
-        warn_if_open(grpc, "--grpc", has_token=options.token_file is not None)
+        if options.insecure:
+            logger.warning(
+                "--insecure-i-know: everyone who can reach %s can submit jobs, and so run programs "
+                "on every node, as the user of the agents",
+                grpc,
+            )
         running = Running(grpc=grpc, http=name_of(http), term=controller.journal.term)
         lock.say(grpc=running.grpc, http=running.http)
         await _Life(options, running, controller, stop).live(http, on_ready)
@@ -111,7 +116,8 @@ class _Life:
         self._controller = controller
         self._service = controller.parts.service
         self._stop = stop
-        self._cluster = controller.make_cluster(options, running.grpc)
+        self._own = controller.server.bind_own()
+        self._cluster = controller.make_cluster(options, reachable(running.grpc))
         self._file = options.state_dir / "controller.json"
         # The controller ends when one of these does.
         self._vital: list[asyncio.Task[None]] = []
@@ -141,7 +147,7 @@ class _Life:
         stopped = asyncio.create_task(_until(self._stop), name="stop")
         self._vital = [
             asyncio.create_task(self._service.run(), name="service"),
-            asyncio.create_task(self._controller.web.serve(http, self._running.grpc), name="web"),
+            asyncio.create_task(self._controller.web.serve(http, self._own), name="web"),
         ]
         self._others = [
             asyncio.create_task(keeper.run(), name="retention"),
@@ -158,7 +164,13 @@ class _Life:
         if cluster is not None and self._options.fresh:
             await cluster.forget_everything()
         await self._controller.server.start()
-        listens = {"pid": os.getpid(), "grpc": running.grpc, "http": running.http}
+        listens = {
+            "pid": os.getpid(),
+            "grpc": reachable(running.grpc),
+            "http": reachable(running.http),
+        }
+        if self._controller.parts.tls is not None:
+            listens["ca"] = self._controller.parts.tls.ca
         state_dir.write_whole(self._file, listens)
         if cluster is not None:
             await cluster.start()

@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+from controller.access.audit import Audit
+from controller.access.callers import Callers
+from controller.access.tls import ServerTls
 from controller.addresses import PortTakenError, check_free, parse_address
 from controller.clock import SteadyClock
 from controller.core.edge.edge import Edge
@@ -106,6 +109,7 @@ class Controller:
             workers_per_node=options.workers_per_node,
             controller_address=grpc,
             join_token_file=options.token_file,
+            tls_dir=options.tls_dir,
             agent_command=options.agent_command,
             can_come_back=not options.stop_with_stdin,
         )
@@ -187,6 +191,9 @@ def _build(options: Options, database: Database, reserve: Reserve) -> Controller
         counters=counters,
         incoming=Incoming(machine.state),
         code=CodeStore(options.state_dir / "code", options.max_code_bytes),
+        callers=Callers(options.tokens_file, certificates=options.client_certificates),
+        audit=Audit(options.state_dir),
+        tls=None if options.tls_dir is None else ServerTls(options.tls_dir),
         join_token_file=options.token_file,
     )
     metrics.read_from(_sources(parts, effects, clock))
@@ -194,9 +201,22 @@ def _build(options: Options, database: Database, reserve: Reserve) -> Controller
         parts=parts,
         journal=journal,
         server=Server(parts),
-        web=Web(service, journal, sessions, metrics, is_open=options.open_http),
+        web=_web(parts, journal, metrics, is_open=options.is_http_open),
         effects=effects,
         metrics=metrics,
+    )
+
+
+def _web(parts: Parts, journal: Journal, metrics: ControllerMetrics, *, is_open: bool) -> Web:
+    return Web(
+        parts.service,
+        journal,
+        parts.sessions,
+        metrics,
+        parts.callers,
+        parts.audit,
+        tls=parts.tls,
+        is_open=is_open,
     )
 
 

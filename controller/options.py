@@ -11,6 +11,7 @@ from controller.core.context import Settings
 from controller.core.retention import Retention
 from controller.kube.config import KubeConfig
 from controller.notify.settings import NOBODY, Notify
+from outlast.channel import is_loopback
 from outlast.code.digest import DEFAULT_MAX_BYTES
 from outlast.startup import python_command
 
@@ -39,6 +40,14 @@ class Options:
     nothing in the host memory of local nodes."""
     join_token_file: Path | None = None
     """What agents must show; made when it is missing. With local nodes there is always one."""
+    tls_dir: Path | None = None
+    """The certificate to show: tls.crt, tls.key, and ca.crt of the authority. None: clear text."""
+    client_certificates: bool = False
+    """Whether who connects to gRPC must show a certificate of the authority."""
+    tokens_file: Path | None = None
+    """Who may call, in which role; None when no token is asked for."""
+    insecure: bool = False
+    """Listen beyond this machine though whoever reaches the port may do everything."""
     settings: Settings = field(default_factory=Settings)
     """Bounds of the fleet as a whole."""
     retention: Retention = field(default_factory=Retention)
@@ -59,6 +68,49 @@ class Options:
             raise ValueError(f"workers_per_node is {self.workers_per_node}; allowed: 1 or more")
         for name in ("grpc", "http"):
             parse_address(getattr(self, name), f"--{name}")
+        self._check_access()
+
+    def _check_access(self) -> None:
+        if self.client_certificates and self.tls_dir is None:
+            raise ValueError("--client-certificates goes with --tls-dir")
+        if self.client_certificates and self.local_nodes + self.standby:
+            raise ValueError(
+                "--client-certificates takes a certificate for each node: start the controller "
+                "alone (`outlast controller`), and each node with `outlast agent --tls-dir`"
+            )
+        if self.insecure:
+            return
+        asks_clients = self.tokens_file is not None or self.client_certificates
+        asks_agents = self.join_token_file is not None or self.client_certificates
+        needed = [
+            option
+            for option, is_given in (
+                ("--tls-dir DIR (`outlast certs`)", self.tls_dir is not None),
+                ("--tokens-file FILE (`outlast tokens`)", asks_clients),
+                ("--join-token-file FILE", asks_agents or self.local_nodes + self.standby > 0),
+            )
+            if not is_given
+        ]
+        open_to = [
+            f"--{name} {getattr(self, name)}"
+            for name, is_served in (("grpc", True), ("http", self.open_http))
+            if is_served and not is_loopback(parse_address(getattr(self, name), f"--{name}")[0])
+        ]
+        if open_to and needed:
+            raise ValueError(
+                f"{' and '.join(open_to)}: whoever reaches it could run programs on every node. "
+                f"Give {' and '.join(needed)}; or listen on 127.0.0.1, or say --insecure-i-know"
+            )
+
+    @property
+    def scheme(self) -> str:
+        """How page and API are asked."""
+        return "http" if self.tls_dir is None else "https"
+
+    @property
+    def is_http_open(self) -> bool:
+        """Whether page and API answer others than this machine: with a login they do."""
+        return self.open_http or (self.tls_dir is not None and self.tokens_file is not None)
 
     @property
     def token_file(self) -> Path | None:

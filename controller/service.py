@@ -39,7 +39,7 @@ from controller.store.journal import Journal
 from controller.store.reserve import Reserve
 from outlast.clock import Clock
 from outlast.errors import OutlastError
-from outlast.ids import NodeId
+from outlast.ids import JobId, NodeId
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +112,11 @@ class Service:
     def why_not_forgotten(self, node: NodeId) -> str:
         """Why a node has to stay on the list; "" when it need not."""
         return self._machine.why_not_forgotten(node)
+
+    def owner_of(self, job_id: str) -> str | None:
+        """Who submitted a job; None when there is none."""
+        job = self._machine.state.jobs.get(JobId(job_id))
+        return None if job is None else job.owner
 
     @property
     def poison(self) -> Poison:

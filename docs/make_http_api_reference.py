@@ -28,12 +28,14 @@ of the controller's gRPC services, so that both are checked, done and refused al
 - A POST takes a JSON object, with `Content-Type: application/json`, of at most 1 MiB.
 - An unknown parameter or field is refused, by its name, with those that there are.
 - Errors are `{{"error": {{"message", "reason", "fields": [{{"field", "description"}}]}}}}`: 400 for
-  a request that makes no sense, 403 for who may not ask, 404 for what is not there, 409 for what
-  cannot be done as things are, 413 and 415 for a body that is too large or no JSON, 429 for too
-  much at once, 503 and 504 for a controller that cannot answer now.
+  a request that makes no sense, 401 and 403 for who may not ask, 404 for what is not there, 409 for
+  what cannot be done as things are, 413 and 415 for a body that is too large or no JSON, 429 for
+  too much at once, 503 and 504 for a controller that cannot answer now.
 - Streams are server-sent events; a comment each 15 s keeps them open.
-- Page and API answer the controller's own machine only, unless it was started with `--open-http`;
-  `/metrics`, `/healthz` and `/sd/agents` answer everybody.
+- With `--tokens-file` each request shows a token, as `Authorization: Bearer TOKEN` or in the cookie
+  that `/api/v1/login` sets; without one the answer is 401, and 403 where its role does not suffice.
+- Otherwise page and API answer the controller's own machine only, unless it was started with
+  `--open-http`; `/metrics`, `/healthz` and `/sd/agents` answer everybody.
 
 | | path | parameters | |
 |---|---|---|---|

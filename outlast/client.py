@@ -6,7 +6,6 @@ every problem, a controller that does not answer raises `UnavailableError`.
 
 from __future__ import annotations
 
-import json
 import math
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +16,27 @@ from typing import Any, TypeVar
 
 import grpc
 
+from outlast.access import Access, noted_in
+from outlast.access import of as access_of
+from outlast.channel import open_channel
+from outlast.client_errors import NotFoundError as NotFoundError
+from outlast.client_errors import RefusedError as RefusedError
+from outlast.client_errors import UnavailableError as UnavailableError
+from outlast.client_errors import explained
 from outlast.code.sending import with_code
-from outlast.errors import FatalError, RetryableError
-from outlast.grpc_details import details
 from outlast.problems import SpecError
 from outlast.spec.message import spec_message
 from outlast.specfile import read_document
-from outlast.v1 import common_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2, ranks_pb2
+from outlast.v1 import (
+    access_pb2,
+    common_pb2,
+    diagnostics_pb2,
+    incidents_pb2,
+    jobs_pb2,
+    nodes_pb2,
+    ranks_pb2,
+)
+from outlast.v1.access_pb2_grpc import AccessStub
 from outlast.v1.code_pb2_grpc import CodeStub
 from outlast.v1.diagnostics_pb2_grpc import DiagnosticsStub
 from outlast.v1.incidents_pb2_grpc import IncidentsStub
@@ -46,23 +59,6 @@ _OPTIONS = (
 _Response = TypeVar("_Response")
 
 
-class UnavailableError(RetryableError):
-    """No controller answers at the address."""
-
-
-class NotFoundError(FatalError):
-    """There is no such job, node, incident or run."""
-
-
-class RefusedError(FatalError):
-    """The controller understood and will not do it; `reason` is a constant, `code` gRPC's."""
-
-    def __init__(self, message: str, *, reason: str, code: grpc.StatusCode) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.code = code
-
-
 class Client:
     """A connection to a controller. Use it in a `with` block, or call `close`."""
 
@@ -71,18 +67,29 @@ class Client:
         address: str | None = None,
         *,
         state_dir: Path | None = None,
+        access: Access | None = None,
         longest_call_s: float = math.inf,
     ) -> None:
         """Connect to `address` (host:port), or to the controller of a state directory.
 
+        `access` is what it is shown; by default what the environment or a login has for it.
         No call that has one answer takes longer than `longest_call_s`.
 
         Raises:
             UnavailableError: no controller runs on the state directory.
+            AccessError: what it is to be shown cannot be read, or not be sent in clear text.
         """
-        self.address = address or (address_in(state_dir) if state_dir else DEFAULT_ADDRESS)
+        noted = noted_in(state_dir) if state_dir is not None and not address else None
+        if state_dir is not None and not address and noted is None:
+            raise UnavailableError(
+                f"no controller runs on {state_dir}: its controller.json cannot be read; start "
+                "one with `outlast up`"
+            )
+        self.address = address or (noted.address if noted else DEFAULT_ADDRESS)
         self._longest_call_s = longest_call_s
-        self._channel = grpc.insecure_channel(self.address, options=_OPTIONS)
+        shown = access or (noted.access if noted else access_of(self.address))
+        self._channel = open_channel(self.address, shown, _OPTIONS)
+        self._access = AccessStub(self._channel)
         self._code = CodeStub(self._channel)
         self._jobs = JobsStub(self._channel)
         self._nodes = NodesStub(self._channel)
@@ -103,6 +110,17 @@ class Client:
 
     def close(self) -> None:
         self._channel.close()
+
+    def who_am_i(self) -> access_pb2.WhoAmIResponse:
+        """The caller, as the controller knows him."""
+        return self._call(self._access.WhoAmI, access_pb2.WhoAmIRequest())
+
+    def audit(
+        self, *, most: int = 0, since_s: float = 0.0, caller: str = ""
+    ) -> tuple[access_pb2.AuditEntry, ...]:
+        """Calls that changed something or were refused, newest first. For admins."""
+        request = access_pb2.ReadAuditRequest(most=most, since_s=since_s, caller=caller)
+        return tuple(self._call(self._access.ReadAudit, request).entries)
 
     def submit(
         self,
@@ -366,33 +384,4 @@ class Client:
         try:
             yield
         except grpc.RpcError as error:
-            raise self._explained(error) from error
-
-    def _explained(self, error: Any) -> Exception:
-        code, message = error.code(), error.details() or ""
-        problems, reason = details(error)
-        if problems:
-            return SpecError(problems)
-        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            return UnavailableError(
-                f"no controller answers at {self.address} ({message}); "
-                "start one with `outlast up`, or give its address"
-            )
-        if code is grpc.StatusCode.NOT_FOUND:
-            return NotFoundError(message)
-        return RefusedError(message or code.name, reason=reason, code=code)
-
-
-def address_in(state_dir: Path) -> str:
-    """The gRPC address of the controller that runs on a state directory.
-
-    Raises:
-        UnavailableError: none does.
-    """
-    path = state_dir / "controller.json"
-    try:
-        return str(json.loads(path.read_text())["grpc"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UnavailableError(
-            f"no controller runs on {state_dir}: {path} cannot be read; start one with `outlast up`"
-        ) from error
+            raise explained(error, self.address) from error

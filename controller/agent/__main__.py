@@ -44,6 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--join-token-file", type=Path, help="the join token, where the controller asks for one"
     )
+    parser.add_argument(
+        "--tls-dir", type=Path, help="ca.crt of the controller's authority, and our own certificate"
+    )
     parser.add_argument("--metrics-port", type=int, help="serve metrics here; 0 takes a free port")
     parser.add_argument("--rank-log-mib", type=int, default=64, help="limit of one rank's log")
     parser.add_argument(
@@ -76,6 +79,7 @@ def parse(arguments: list[str] | None) -> AgentConfig:
         address=given.address,
         controller_file=given.controller_file,
         join_token_file=given.join_token_file,
+        tls_dir=None if given.tls_dir is None else given.tls_dir.resolve(),
         metrics_port=given.metrics_port,
         standby_arguments=tuple(given.standby_argument),
         suite_runner=given.suite_runner,

@@ -32,6 +32,7 @@ from controller.agent.addresses import controller_address
 from controller.agent.config import AgentConfig
 from controller.agent.threads import HungCallsError, run_blocking
 from controller.agent.workers.launch import StartRefusedError
+from outlast.channel import open_aio_channel
 from outlast.code.digest import file_name
 from outlast.code.errors import CodeError
 from outlast.code.unpack import check_digest, unpack
@@ -166,7 +167,7 @@ class JobCode:
         config = self._config
         token = join_token.metadata(config.join_token_file)
         address = controller_address(config)
-        async with grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
+        async with open_aio_channel(address, config.access, _CHANNEL_OPTIONS) as channel:
             stub = cast("CodeAsyncStub", CodeStub(channel))
             request = code_pb2.GetCodeRequest(digest=digest)
             async for response in stub.GetCode(request, metadata=token):

@@ -6,6 +6,8 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
+from outlast.access import Access, read_tls_dir
+
 # An incident quotes the end of a log, and `outlast logs` prints more of it.
 MIN_RANK_LOG_BYTES = 1 << 20
 # The newest attempt stays whatever its size.
@@ -59,6 +61,9 @@ class AgentConfig:
     """JSON with the controller's present `grpc` address, read before each connection."""
     join_token_file: Path | None = None
     """What the controller wants to see before it lets this agent in; read at each connection."""
+    tls_dir: Path | None = None
+    """ca.crt, which the controller's certificate must be signed by, and perhaps this node's own
+    certificate; read at each connection. None: in clear text."""
     metrics_port: int | None = None
     """Port of the metrics page; 0 takes a free one, None serves none."""
     standby_arguments: tuple[str, ...] = ()
@@ -93,6 +98,15 @@ class AgentConfig:
             )
         if self.state_age_s < MIN_STATE_AGE_S:
             raise ValueError(f"state_age_s is {self.state_age_s:g}; at least 86400 (1 day)")
+
+    @property
+    def access(self) -> Access:
+        """What a connection to the controller is made with.
+
+        Raises:
+            AccessError: a file of it cannot be used.
+        """
+        return Access() if self.tls_dir is None else read_tls_dir(self.tls_dir)
 
     @property
     def is_loopback(self) -> bool:

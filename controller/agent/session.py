@@ -28,6 +28,8 @@ from controller.agent.config import AgentConfig
 from controller.agent.core.line import Line
 from controller.agent.wire import introduction
 from controller.join_token import JoinTokenError
+from outlast.access import AccessError
+from outlast.channel import open_aio_channel
 from outlast.clock import node_time_s
 from outlast.errors import FatalError, RetryableError
 from outlast.v1 import agents_pb2
@@ -175,7 +177,7 @@ class Session:
             except grpc.aio.AioRpcError as error:
                 self._end_if_refused(address, error)
                 reason = f"{error.code().name}: {error.details()}"
-            except (TimeoutError, SessionLostError, JoinTokenError) as error:
+            except (TimeoutError, SessionLostError, JoinTokenError, AccessError) as error:
                 reason = str(error) or "no welcome in time"
             except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
                 # How gRPC refuses to write to a stream that has just ended.
@@ -215,7 +217,8 @@ class Session:
 
     async def _run_once(self, address: str) -> None:
         """One connection, until it ends."""
-        async with grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
+        access = self._config.access
+        async with open_aio_channel(address, access, _CHANNEL_OPTIONS) as channel:
             stub = cast("AgentsAsyncStub", AgentsStub(channel))
             # Without an iterator we write ourselves; grpc-stubs does not know that way.
             call = stub.Session(  # type: ignore[call-arg]

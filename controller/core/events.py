@@ -40,6 +40,8 @@ class JobSubmitted:
     spec_json: str
     checkpoint_url: str
     plan: JobPlan
+    owner: str = ""
+    """Who submitted it; "" where nobody is asked who he is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,6 +138,8 @@ class JobRecord:
     state: JobState
     since_s: float
     reason: str
+    # Who submitted it; "" where nobody was asked who he is.
+    owner: str = ""
     wanted: Wanted = Wanted.RUN
     # The ladder of recovery paused it, and no person has resumed or cancelled it since.
     needs_person: bool = False

@@ -26,7 +26,8 @@ def named(state: State, name: str) -> JobRecord | None:
 def submitted(ctx: Context, event: JobSubmitted) -> None:
     """Queue a job; the same request again, or the name of one that has not ended, does nothing."""
     for job in ctx.state.jobs.values():
-        if event.request_id and job.request_id == event.request_id:
+        is_same = (job.request_id, job.owner) == (event.request_id, event.owner)
+        if event.request_id and is_same:
             return
     if named(ctx.state, event.name) is not None:
         return
@@ -37,6 +38,7 @@ def submitted(ctx: Context, event: JobSubmitted) -> None:
         spec_json=event.spec_json,
         checkpoint_url=event.checkpoint_url,
         plan=event.plan,
+        owner=event.owner,
         submitted_s=ctx.now_s,
         state=JobState.QUEUED,
         since_s=ctx.now_s,

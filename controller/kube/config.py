@@ -66,6 +66,8 @@ class KubeConfig:
     """Of the host's disk: logs, black boxes, tokenised data. A pod that takes more is evicted."""
     join_token_secret: str = ""
     """Secret whose key `token` agents show the controller; "" where it asks for none."""
+    ca_secret: str = ""
+    """Secret whose key `ca.crt` agents check the controller by; "" where it does not encrypt."""
     pod_template: Mapping[str, object] = field(default_factory=dict)
     """Merged into the manifest of each pod: selectors, tolerations, volumes, resources."""
     closing_conditions: tuple[ClosingCondition, ...] = COMMON

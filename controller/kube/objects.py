@@ -20,6 +20,7 @@ from controller.kube.observed import (
     Pod,
 )
 from controller.kube.quarantine import TAINT
+from outlast.access import CA_FILE
 from outlast.ids import NodeId
 from outlast.startup import python_command
 
@@ -32,6 +33,7 @@ COMPONENT = "agent"
 METRICS_PORT = 7072
 STATE_DIR = "/var/lib/outlast"
 _JOIN_TOKEN_DIR = "/etc/outlast/join"
+_TLS_DIR = "/etc/outlast/tls"
 MEMORY_DIR = "/dev/shm"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _HOSTNAME_LABEL = "kubernetes.io/hostname"
@@ -174,9 +176,7 @@ def agent_pod(
             ],
         },
     }
-    if config.join_token_secret:
-        pod = cast(Json, merge(pod, _with_join_token(config.join_token_secret)))
-    pod = cast(Json, merge(pod, config.pod_template, "pod"))
+    pod = cast(Json, merge(_with_secrets(pod, config), config.pod_template, "pod"))
     if image:
         pod = in_image(pod, image, agents_image=config.image)
     if not avoid:
@@ -295,6 +295,15 @@ def _container(config: KubeConfig) -> Json:
     }
 
 
+def _with_secrets(pod: Json, config: KubeConfig) -> Json:
+    """With what an agent shows the controller, and what it knows the controller by."""
+    if config.join_token_secret:
+        pod = cast(Json, merge(pod, _with_join_token(config.join_token_secret)))
+    if config.ca_secret:
+        pod = cast(Json, merge(pod, _with_authority(config.ca_secret)))
+    return pod
+
+
 def _with_join_token(secret: str) -> Json:
     """What an agent shows the controller, as a file: the kubelet replaces it with the Secret."""
     # For the pod's user and group, which is fsGroup's.
@@ -305,6 +314,18 @@ def _with_join_token(secret: str) -> Json:
         "volumeMounts": [{"name": "join-token", "mountPath": _JOIN_TOKEN_DIR, "readOnly": True}],
     }
     return {"spec": {"containers": [container], "volumes": [volume]}}
+
+
+def _with_authority(secret: str) -> Json:
+    """What an agent checks the controller's certificate by, and nothing else of the Secret."""
+    ca = {"key": CA_FILE, "path": CA_FILE}
+    source = {"secretName": secret, "items": [ca], "defaultMode": 0o440}
+    container = {
+        "name": CONTAINER,
+        "args": ["--tls-dir", _TLS_DIR],
+        "volumeMounts": [{"name": "tls", "mountPath": _TLS_DIR, "readOnly": True}],
+    }
+    return {"spec": {"containers": [container], "volumes": [{"name": "tls", "secret": source}]}}
 
 
 def _from_field(name: str, path: str) -> Json:

@@ -73,6 +73,8 @@ class LocalConfig:
     """Where agents connect first; later they read controller.json."""
     join_token_file: Path | None = None
     """What agents show the controller."""
+    tls_dir: Path | None = None
+    """Where they find the authority that signed the controller's certificate."""
     agent_command: tuple[str, ...] = python_command("controller.agent")
     memory_root: Path = SHARED_MEMORY
     can_come_back: bool = True
@@ -268,6 +270,8 @@ class LocalCluster:
         ]
         if config.join_token_file is not None:
             command += ["--join-token-file", str(config.join_token_file)]
+        if config.tls_dir is not None:
+            command += ["--tls-dir", str(config.tls_dir.resolve())]
         with private.open_to_append(folder / "agent.log") as log:
             node.child = subprocess.Popen(
                 command,

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import uuid
 from collections.abc import AsyncIterator
 from typing import NoReturn
 
 import grpc
 
+from controller.access.gate import current_caller
 from controller.convert import step_report
 from controller.core.edge.edge import Edge
 from controller.core.events import (
@@ -40,6 +40,7 @@ from controller.grpc_errors import (
 from controller.rpc.choosing import ChoiceError, chosen_start, is_choice
 from controller.rpc.fitting import Fit, fit_of
 from controller.rpc.job_views import JobView, JobViews
+from controller.rpc.new_jobs import new_job_id, root_of
 from controller.rpc.planning import parsed, planned
 from controller.service import Service
 from controller.sessions.logs import LogQueries, SlowReaderError, TooManyQueriesError
@@ -48,7 +49,7 @@ from controller.specs import spec_of
 from controller.store.code import CodeStore
 from controller.store.curves import PAGE_ROWS
 from outlast.chosen import ChosenStart
-from outlast.ids import JobId, job_id
+from outlast.ids import JobId
 from outlast.problems import SpecError
 from outlast.rules.places import wrong_with_place
 from outlast.spec import JobSpec
@@ -57,15 +58,6 @@ from outlast.v1.jobs_pb2_grpc import JobsServicer
 
 MAX_REQUEST_ID = 128
 MAX_PUSH_S = 86_400.0
-_TOKEN_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
-_TOKEN_LENGTH = 5
-
-
-def root_of(url: str) -> str:
-    """A checkpoint root, which `wrong_with_place` finds right, as a URL."""
-    if url.startswith("/"):
-        return f"file://{url.rstrip('/')}"
-    return url.rstrip("/")
 
 
 class JobsService(JobsServicer):
@@ -106,7 +98,7 @@ class JobsService(JobsServicer):
             fit = self._fit(spec, plan)
             if fit.problems and not (request.wait_for_nodes or self._service.brings_nodes):
                 await bad_request(context, SpecError(fit.problems))
-            new_id = self._new_id(spec.name)
+            new_id = new_job_id(spec.name, self._service.state.jobs)
             await tell(
                 context,
                 self._service,
@@ -117,6 +109,7 @@ class JobsService(JobsServicer):
                     spec_json=spec.canonical_json(),
                     checkpoint_url=f"{self._root_for(spec)}/{new_id}",
                     plan=plan,
+                    owner=current_caller().name,
                 ),
             )
             job = self._by_request(request_id)
@@ -353,16 +346,10 @@ class JobsService(JobsServicer):
         nodes = [node for node in self._service.state.nodes.values() if connected(node.node)]
         return fit_of(spec, plan, nodes)
 
-    def _new_id(self, name: str) -> JobId:
-        while True:
-            token = "".join(secrets.choice(_TOKEN_ALPHABET) for _ in range(_TOKEN_LENGTH))
-            new_id = job_id(name, token)
-            if new_id not in self._service.state.jobs:
-                return new_id
-
     def _by_request(self, request_id: str) -> JobRecord | None:
+        asked = (request_id, current_caller().name)
         jobs = self._service.state.jobs.values()
-        return next((job for job in jobs if job.request_id == request_id), None)
+        return next((job for job in jobs if (job.request_id, job.owner) == asked), None)
 
     async def _refuse_name(self, name: str, context: Context) -> NoReturn:
         taken = named(self._service.state, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +11,15 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from controller.access.audit import Audit
+from controller.access.callers import Callers
+from controller.access.gate import Gate
+from controller.access.tls import ServerTls
 from controller.addresses import PortTakenError
 from controller.core.edge.edge import Edge
 from controller.counters import Counters
 from controller.diagnosis.runs import DiagnosticRuns
+from controller.rpc.access import AccessService
 from controller.rpc.code import CodeService
 from controller.rpc.diagnostics import DiagnosticsService
 from controller.rpc.incidents import IncidentsService
@@ -29,6 +35,7 @@ from controller.sessions.session import Sessions
 from controller.store.code import CodeStore
 from outlast.clock import Clock
 from outlast.v1 import (
+    access_pb2,
     agents_pb2,
     code_pb2,
     diagnostics_pb2,
@@ -37,6 +44,7 @@ from outlast.v1 import (
     nodes_pb2,
     ranks_pb2,
 )
+from outlast.v1.access_pb2_grpc import add_AccessServicer_to_server
 from outlast.v1.code_pb2_grpc import add_CodeServicer_to_server
 from outlast.v1.diagnostics_pb2_grpc import add_DiagnosticsServicer_to_server
 from outlast.v1.incidents_pb2_grpc import add_IncidentsServicer_to_server
@@ -80,6 +88,10 @@ class Parts:
     counters: Counters
     incoming: Incoming
     code: CodeStore
+    callers: Callers
+    audit: Audit
+    # None: in clear text.
+    tls: ServerTls | None = None
     # What agents must show to be let in; None when nobody is asked.
     join_token_file: Path | None = None
 
@@ -89,7 +101,12 @@ class Server:
 
     def __init__(self, parts: Parts) -> None:
         self._sessions = parts.sessions
-        self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
+        self._tls, self._callers = parts.tls, parts.callers
+        self._own_folder: tempfile.TemporaryDirectory[str] | None = None
+        gate = Gate(parts.callers, parts.audit, parts.service.owner_of)
+        self._server = grpc.aio.server(
+            options=_OPTIONS, interceptors=[gate], maximum_concurrent_rpcs=MAX_CALLS
+        )
         service, sessions = parts.service, parts.sessions
         logs = LogQueries(service, sessions, parts.edge)
         runs = parts.runs
@@ -104,6 +121,7 @@ class Server:
         )
         jobs = JobsService(service, sessions, parts.edge, logs, parts.checkpoint_root, parts.code)
         nodes = NodesService(service, sessions, parts.edge, parts.clock)
+        add_AccessServicer_to_server(AccessService(parts.callers, parts.audit), self._server)
         admission = Admission(agents, parts.join_token_file)
         self._server.add_generic_rpc_handlers((admission.handler(),))
         code = CodeService(parts.code, admission.check_token)
@@ -129,12 +147,26 @@ class Server:
         """
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            bound: int = self._server.add_insecure_port(address)
+            bound = self._add_port(address)
         except RuntimeError as error:
             raise PortTakenError(f"cannot listen on {address}: {error}") from error
         if bound == 0:
             raise PortTakenError(f"cannot listen on {address}")
         return bound
+
+    def bind_own(self) -> str:
+        """A socket that this process alone reaches, and its user; returns its address."""
+        self._own_folder = tempfile.TemporaryDirectory(prefix="outlast-")
+        address = f"unix:{self._own_folder.name}/grpc"
+        self._server.add_insecure_port(address)
+        return address
+
+    def _add_port(self, address: str) -> int:
+        if self._tls is None:
+            bound: int = self._server.add_insecure_port(address)
+            return bound
+        credentials = self._tls.grpc_credentials(client_certificates=self._callers.certificates)
+        return self._server.add_secure_port(address, credentials)
 
     async def start(self) -> None:
         """Answer calls from now on."""
@@ -147,10 +179,13 @@ class Server:
         await self._health.enter_graceful_shutdown()
         self._sessions.close_all()
         await self._server.stop(grace=0.2)
+        if self._own_folder is not None:
+            self._own_folder.cleanup()
 
 
 def _service_names() -> list[str]:
     files = (
+        access_pb2,
         agents_pb2,
         code_pb2,
         diagnostics_pb2,

@@ -36,6 +36,7 @@ def brief_job(
     message = jobs_pb2.Job(
         job_id=job.job_id,
         name=job.name,
+        owner=job.owner,
         state=job.state,
         reason=_reason(job, is_blind=is_blind),
         state_since_s=job.since_s,

@@ -18,6 +18,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from controller import join_token
+from controller.access.gate import current_caller
 from controller.grpc_errors import Context, abort
 from controller.ratelimit import RateLimitedLog
 from controller.sessions.agents import AgentsService
@@ -111,4 +112,17 @@ async def _parsed(
                 "a message is none of outlast.v1.AgentMessage",
                 reason="UNREADABLE",
             )
+        await _check_name(message, context)
         yield message
+
+
+async def _check_name(message: agents_pb2.AgentMessage, context: Context) -> None:
+    """A node with a certificate speaks for the node that it names only."""
+    certified = current_caller().name
+    if certified and message.HasField("hello") and message.hello.node_id != certified:
+        await abort(
+            context,
+            grpc.StatusCode.PERMISSION_DENIED,
+            f"the certificate is that of node {certified}, not of {message.hello.node_id}",
+            reason="WRONG_NODE",
+        )

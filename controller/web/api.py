@@ -17,8 +17,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from controller.access.callers import Callers
 from controller.web import openapi
 from controller.web.gateway import Gateway, RequestError
+from controller.web.login import LoginRoutes
 from controller.web.messages import as_json
 from controller.web.noted import heat_map, step_timeline
 from controller.web.parameters import (
@@ -57,8 +59,11 @@ _STEPS = range(2**53)
 class Api:
     """Answers below `/api/v1`."""
 
-    def __init__(self, gateway: Gateway, about: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, gateway: Gateway, about: Callable[[], dict[str, Any]], callers: Callers
+    ) -> None:
         """`about` is what the controller says of itself."""
+        self._logins = LoginRoutes(callers)
         self._gateway = gateway
         self._about = about
         self.streams = Streams()
@@ -66,6 +71,8 @@ class Api:
     def routes(self) -> list[Route]:
         """All that there are."""
         own: list[tuple[str, str, Handler]] = [
+            ("POST", "/login", self._logins.login),
+            ("POST", "/logout", self._logins.logout),
             ("GET", "/about", self._say_about),
             ("GET", "/spec-schema", self._spec_schema),
             ("GET", "/openapi.json", self._openapi),

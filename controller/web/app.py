@@ -20,12 +20,16 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import outlast
+from controller.access.audit import Audit
+from controller.access.callers import Callers
+from controller.access.tls import ServerTls
 from controller.refusals import ReadOnlyError
 from controller.service import Service
 from controller.sessions.session import Sessions
 from controller.store.journal import Journal
 from controller.web.api import Api
 from controller.web.gateway import Gateway
+from controller.web.login import Login
 from controller.web.metrics import ControllerMetrics
 from controller.web.pages import SameSite, index, page_file
 from outlast.errors import OutlastError
@@ -45,10 +49,14 @@ class Web:
         journal: Journal,
         sessions: Sessions,
         metrics: ControllerMetrics,
+        callers: Callers,
+        audit: Audit,
         *,
+        tls: ServerTls | None = None,
         is_open: bool = False,
     ) -> None:
         """`is_open`: the page answers others than this machine, too."""
+        self._tls = tls
         self._service = service
         self._journal = journal
         self._sessions = sessions
@@ -56,7 +64,7 @@ class Web:
         self._server: _Server | None = None
         self._probed_s = -math.inf
         self._gateway = Gateway()
-        self._api = Api(self._gateway, self._about)
+        self._api = Api(self._gateway, self._about, callers)
         self.app = Starlette(
             routes=[
                 Route("/healthz", self._healthz),
@@ -66,11 +74,14 @@ class Web:
                 Route("/page/{name:path}", page_file),
                 Route("/{path:path}", index),
             ],
-            middleware=[Middleware(SameSite, is_open=is_open)],
+            middleware=[
+                Middleware(SameSite, is_open=is_open),
+                Middleware(Login, callers=callers, audit=audit),
+            ],
         )
 
     async def serve(self, listening: socket.socket, grpc: str) -> None:
-        """Answer on a bound socket until `stop`; `grpc` is where the services listen."""
+        """Answer on a bound socket until `stop`; `grpc` is where this process reaches services."""
         self._gateway.connect(grpc)
         config = uvicorn.Config(
             self.app,
@@ -79,6 +90,9 @@ class Web:
             lifespan="off",
             timeout_graceful_shutdown=1,
         )
+        config.load()
+        if self._tls is not None:
+            config.ssl = self._tls.http_context()
         self._server = _Server(config)
         try:
             await self._server.serve(sockets=[listening])

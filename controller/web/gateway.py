@@ -7,6 +7,7 @@ because it is: the controller is its own client here.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
 from typing import Any, cast
 
 import grpc
@@ -16,6 +17,8 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+
+from controller.access.gate import FROM_HEADER, HEADER
 
 # What answers at once takes milliseconds, and a large curve a second.
 CALL_TIMEOUT_S = 10.0
@@ -27,6 +30,8 @@ _OPTIONS = (
 )
 _STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
     grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.ALREADY_EXISTS: 409,
     grpc.StatusCode.FAILED_PRECONDITION: 409,
@@ -34,6 +39,10 @@ _STATUS = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
+
+
+# On whose behalf calls are made: the header `authorization` that he has shown, and from where.
+calls_as: ContextVar[tuple[str, str]] = ContextVar("calls_as", default=("", ""))
 
 
 class RequestError(Exception):
@@ -67,7 +76,7 @@ class Gateway:
 
     def connect(self, address: str) -> None:
         """Calls go to this address from now on; to be called in the event loop."""
-        self._channel = grpc.aio.insecure_channel(reachable(address), options=_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
 
     async def close(self) -> None:
         """End all calls."""
@@ -89,7 +98,7 @@ class Gateway:
             response_deserializer=GetMessageClass(method.output_type).FromString,
         )
         try:
-            return cast(Message, await call(request, timeout=timeout_s))
+            return cast(Message, await call(request, timeout=timeout_s, metadata=_metadata()))
         except grpc.aio.AioRpcError as error:
             raise _explained(error) from error
 
@@ -105,7 +114,7 @@ class Gateway:
             request_serializer=_serialized,
             response_deserializer=GetMessageClass(method.output_type).FromString,
         )
-        call = start(request)
+        call = start(request, metadata=_metadata())
         try:
             async for answer in call:
                 yield cast(Message, answer)
@@ -120,10 +129,10 @@ class Gateway:
         return self._channel, f"/{method.containing_service.full_name}/{method.name}"
 
 
-def reachable(address: str) -> str:
-    """An address to call instead of one that is listened on: every interface has the loopback."""
-    host, _, port = address.rpartition(":")
-    return {"0.0.0.0": f"127.0.0.1:{port}", "[::]": f"[::1]:{port}"}.get(host, address)
+def _metadata() -> tuple[tuple[str, str], ...]:
+    header, peer = calls_as.get()
+    shown = ((HEADER, header),) if header else ()
+    return (*shown, (FROM_HEADER, peer)) if peer else shown
 
 
 def _serialized(message: Any) -> bytes:

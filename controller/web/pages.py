@@ -54,7 +54,7 @@ class SameSite:
     and says from which site it comes. A site that has its own name resolve to the loopback is
     told by that name.
 
-    Until there is a login, page and API answer this machine only, unless they are open: what
+    Without an encrypted login page and API answer this machine only, unless they are open: what
     Prometheus and probes ask for stays for all.
     """
 
@@ -93,9 +93,9 @@ def _wrong(scope: Scope, *, is_open: bool) -> RequestError | None:
     if not is_here and not is_open:
         return RequestError(
             403,
-            "page and API answer the controller's own machine only, because there is no login yet: "
+            "page and API answer the controller's own machine only, because nobody has to log in: "
             "forward the port (ssh -L, kubectl port-forward), or start the controller with "
-            "--open-http",
+            "--tls-dir and --tokens-file",
             reason="NOT_OPEN",
         )
     if is_here and not _is_loopback(_name(host)):

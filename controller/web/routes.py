@@ -7,13 +7,20 @@ from dataclasses import dataclass, field
 
 from google.protobuf.descriptor import MethodDescriptor
 
-from outlast.v1 import diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2, ranks_pb2
+from outlast.v1 import (
+    access_pb2,
+    diagnostics_pb2,
+    incidents_pb2,
+    jobs_pb2,
+    nodes_pb2,
+    ranks_pb2,
+)
 
 ROOT = "/api/v1"
 
 _SERVICES = {
     name: service
-    for file in (diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2, ranks_pb2)
+    for file in (access_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2, ranks_pb2)
     for name, service in file.DESCRIPTOR.services_by_name.items()
 }
 
@@ -50,6 +57,15 @@ def _post(path: str, called: str, what: str) -> Call:
 
 
 CALLS = (
+    _get("/whoami", "Access/WhoAmI", "Who asks, as the controller knows him."),
+    _get(
+        "/audit",
+        "Access/ReadAudit",
+        "Calls that changed something or were refused, newest first. For admins.",
+        most="most",
+        since_s="since_s",
+        caller="caller",
+    ),
     _get("/jobs/{job_id}", "Jobs/GetJob", "A job."),
     _post("/jobs/{job_id}/pause", "Jobs/PauseJob", "Stop a job so that it can go on later."),
     _post("/jobs/{job_id}/resume", "Jobs/ResumeJob", "Let a paused job go on."),

@@ -44,6 +44,15 @@ JoinTokenFile = Annotated[
         "--state-dir.",
     ),
 ]
+TlsDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-dir",
+        metavar="DIR",
+        help="ca.crt of the authority that signed the controller's certificate, and tls.crt and "
+        "tls.key of this node where the controller asks for certificates.",
+    ),
+]
 RankLogMib = Annotated[
     int,
     typer.Option(
@@ -89,6 +98,7 @@ def agent(
     address: Address = "127.0.0.1",
     metrics_port: MetricsPort = -1,
     join_token_file: JoinTokenFile = None,
+    tls_dir: TlsDir = None,
     rank_log_mib: RankLogMib = 64,
     state_mib: StateMib = 4096,
     state_days: StateDays = 90,
@@ -111,6 +121,8 @@ def agent(
     beside = state_dir.expanduser() / FILE_NAME
     if join_token_file is not None or beside.exists():
         arguments += ["--join-token-file", str(join_token_file or beside)]
+    if tls_dir is not None:
+        arguments += ["--tls-dir", str(tls_dir)]
     if metrics_port >= 0:
         arguments += ["--metrics-port", str(metrics_port)]
     raise typer.Exit(main(arguments))

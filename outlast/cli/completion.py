@@ -44,17 +44,16 @@ def _begun(words: Iterable[str], incomplete: str) -> list[str]:
 
 
 def _asked(ctx: typer.Context, ask: Callable[[Client], list[_Found]]) -> list[_Found]:
-    from outlast.cli.connect import resolve_address
+    from outlast.cli.connect import find_controller
     from outlast.cli.errors import CliError
-    from outlast.client import Client
     from outlast.errors import OutlastError
 
     given = ctx.params
     controller = given.get("controller") or os.environ.get("OUTLAST_CONTROLLER", "")
     folder = given.get("state_dir") or os.environ.get("OUTLAST_STATE_DIR") or DEFAULT_STATE_DIR
     try:
-        address = resolve_address(str(controller), Path(folder))
-        with Client(address, longest_call_s=LIMIT_S) as client:
+        found = find_controller(str(controller), Path(folder))
+        with found.client(longest_call_s=LIMIT_S) as client:
             return ask(client)
     except (CliError, OutlastError):
         return []

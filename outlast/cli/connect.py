@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import ipaddress
-import json
+import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outlast.cli.errors import CliError, ExitCode
+from outlast.cli.folders import DEFAULT_STATE_DIR
 from outlast.cli.specfile import describe_problems
 
 if TYPE_CHECKING:
+    from outlast.access import Access
     from outlast.cli.places import Nodes
     from outlast.client import Client
     from outlast.v1.incidents_pb2 import Incident
@@ -25,39 +28,64 @@ MAX_LISTED = 8
 LOOK_TIMEOUT_S = 3.0
 
 
-def resolve_address(controller: str, state_dir: Path) -> str:
-    """HOST:PORT as given, or as the controller on `state_dir` noted it.
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """One to call, and what it is shown."""
+
+    address: str
+    access: Access
+
+    def client(self, *, longest_call_s: float = math.inf) -> Client:
+        """A connection to it."""
+        from outlast.client import Client
+
+        return Client(self.address, access=self.access, longest_call_s=longest_call_s)
+
+
+def find_controller(given: str, state_dir: Path) -> Controller:
+    """The controller that is meant: HOST:PORT or the name of a login as given; else that of a
+    state directory other than the default; else the login in use; else the default's.
 
     Raises:
-        CliError: neither says anything (exit code 3).
+        CliError: nothing says which (exit code 3), or what it is shown cannot be read.
     """
-    if controller:
-        return controller
-    path = state_dir.expanduser() / "controller.json"
+    from outlast.access import AccessError, logins_file, noted_in, of, read_logins
+
     try:
-        noted = json.loads(path.read_text())
-        return str(noted["grpc"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        logins = read_logins(logins_file())
+        login = logins.by_name.get(given or logins.current)
+        if given and login is None:
+            return Controller(given, of(given))
+        is_default = state_dir.expanduser() == DEFAULT_STATE_DIR.expanduser()
+        if login is None or not (given or is_default):
+            login = noted_in(state_dir)
+        elif any(name in os.environ for name in ("OUTLAST_CA", "OUTLAST_TOKEN_FILE")):
+            return Controller(login.address, of(login.address))
+    except AccessError as error:
+        raise CliError(str(error)) from error
+    if login is None:
+        path = state_dir.expanduser() / "controller.json"
         raise CliError(
             f"no controller: {path} does not name one. Start one with `outlast up`, or say "
             "where it is with --controller HOST:PORT or OUTLAST_CONTROLLER",
             ExitCode.NO_CONTROLLER,
-        ) from error
+        )
+    return Controller(login.address, login.access)
 
 
 @contextmanager
 def controller_of(controller: str, state_dir: Path) -> Iterator[Client]:
     """A client for the controller; what goes wrong on the way becomes a CliError."""
-    from outlast.client import Client, UnavailableError
+    from outlast.client import UnavailableError
     from outlast.errors import OutlastError
     from outlast.problems import SpecError
 
-    address = resolve_address(controller, state_dir)
+    found = find_controller(controller, state_dir)
     try:
-        with Client(address) as client:
+        with found.client() as client:
             yield client
     except UnavailableError as error:
-        raise CliError(_unreachable(address, controller), ExitCode.NO_CONTROLLER) from error
+        raise CliError(_unreachable(found, controller), ExitCode.NO_CONTROLLER) from error
     except SpecError as error:
         raise CliError(describe_problems("the request", error)) from error
     except OutlastError as error:
@@ -71,10 +99,10 @@ def connector(controller: str, state_dir: Path) -> Callable[[], Client]:
     """
 
     def connect() -> Client:
-        from outlast.client import Client, UnavailableError
+        from outlast.client import UnavailableError
 
         try:
-            return Client(resolve_address(controller, state_dir))
+            return find_controller(controller, state_dir).client()
         except CliError as error:
             raise UnavailableError(str(error)) from error
 
@@ -86,33 +114,24 @@ def where_nodes_are(controller: str, state_dir: Path) -> Nodes:
 
     An address of this machine may be that of a tunnel, so what its nodes say counts.
     """
+    from outlast.channel import is_loopback
     from outlast.cli.places import Nodes
-    from outlast.client import Client
     from outlast.errors import OutlastError
 
     try:
-        address = resolve_address(controller, state_dir)
+        meant = find_controller(controller, state_dir)
     except CliError:
         return Nodes.UNKNOWN
-    if not _is_loopback(address.rpartition(":")[0]):
+    if not is_loopback(meant.address.rpartition(":")[0]):
         return Nodes.ELSEWHERE
     try:
-        with Client(address) as client:
+        with meant.client() as client:
             found = [node.address for node in client.nodes(timeout_s=LOOK_TIMEOUT_S)]
     except OutlastError:
         return Nodes.UNKNOWN
     if found:
-        return Nodes.HERE if all(map(_is_loopback, found)) else Nodes.ELSEWHERE
+        return Nodes.HERE if all(map(is_loopback, found)) else Nodes.ELSEWHERE
     return Nodes.UNKNOWN if controller else Nodes.HERE
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def find_job(client: Client, wanted: str) -> Job:
@@ -190,9 +209,14 @@ def find_incident(client: Client, wanted: str) -> Incident:
     raise CliError(f"no incident {wanted!r}; `outlast incidents` lists them")
 
 
-def _unreachable(address: str, controller: str) -> str:
-    where = "" if controller else ", where the state folder says that it runs"
+def _unreachable(found: Controller, controller: str) -> str:
+    where = "" if controller else ", where the state folder or the login says that it runs"
+    encrypted = (
+        " It is asked in clear text: one with --tls-dir needs `outlast login --ca`."
+        if not found.access.ca
+        else ""
+    )
     return (
-        f"no controller answers at {address}{where}. Start one with `outlast up`, or say where "
-        "it is with --controller HOST:PORT or OUTLAST_CONTROLLER"
+        f"no controller answers at {found.address}{where}. Start one with `outlast up`, or say "
+        f"where it is with --controller HOST:PORT or OUTLAST_CONTROLLER.{encrypted}"
     )

@@ -71,6 +71,7 @@ def job_lines(job: Job, now_s: float) -> list[tuple[str, str]]:
     until_s = job.finished_s if job.HasField("finished_s") else now_s
     lines = [
         ("job", job.job_id),
+        *([("owner", job.owner)] if job.owner else []),
         ("state", f"{job.state} for {duration(now_s - job.state_since_s)}"),
         ("reason", job.reason or "none given"),
         ("progress", progress(job)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outlast.cli.connect import LOOK_TIMEOUT_S, resolve_address
+from outlast.cli.connect import LOOK_TIMEOUT_S, find_controller
 from outlast.cli.errors import CliError
 
 if TYPE_CHECKING:
@@ -14,22 +14,21 @@ if TYPE_CHECKING:
 
 def asked_fit(document: dict[str, Any], controller: str, state_dir: Path) -> CheckFitResponse | str:
     """What the controller says, or why it was not asked."""
-    from outlast.client import Client
     from outlast.errors import OutlastError
     from outlast.problems import SpecError
 
     try:
-        address = resolve_address(controller, state_dir)
+        found = find_controller(controller, state_dir)
     except CliError:
         return "no controller was asked, as none runs here: see --controller"
     try:
-        with Client(address) as client:
+        with found.client() as client:
             return client.check_fit(document, timeout_s=LOOK_TIMEOUT_S)
     except SpecError as error:
         # An older or newer controller, which knows other fields.
-        return f"the controller at {address} does not take the spec: {error}"
+        return f"the controller at {found.address} does not take the spec: {error}"
     except OutlastError as error:
-        return f"the controller at {address} could not check it: {error}"
+        return f"the controller at {found.address} could not check it: {error}"
 
 
 def fit_line(fit: CheckFitResponse | str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -76,6 +77,14 @@ JoinToken = Annotated[
         help="The Secret of the namespace whose key `token` is the content of --join-token-file.",
     ),
 ]
+CaSecret = Annotated[
+    str,
+    typer.Option(
+        "--kube-ca",
+        metavar="SECRET",
+        help="The Secret of the namespace whose key `ca.crt` agents check this controller by.",
+    ),
+]
 PodTemplate = Annotated[
     Path | None,
     typer.Option(
@@ -112,24 +121,17 @@ IdleS = Annotated[
 ]
 
 
-def cluster(
-    *,
-    namespace: str,
-    image: str,
-    fleet: str,
-    workers: int,
-    device: str,
-    devices: int,
-    agents_dial: str,
-    shared_memory: str,
-    state_size: str,
-    join_token_secret: str,
-    pod_template: Path | None,
-    conditions: list[str] | None,
-    config_file: Path | None,
-    idle_s: float,
-    grpc: str,
-) -> KubeConfig | None:
+def given(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of Kubernetes among a command's, without the beginning of their names."""
+    begins = "kube_"
+    return {
+        name.removeprefix(begins): value
+        for name, value in params.items()
+        if name.startswith(begins)
+    }
+
+
+def cluster(options: Mapping[str, Any], grpc: str) -> KubeConfig | None:
     """The cluster that the options name; None without a namespace.
 
     Raises:
@@ -139,33 +141,39 @@ def cluster(
     from controller.kube.config import KubeConfig, Patience
     from controller.kube.objects import checked
 
+    namespace, workers = options["namespace"], options["workers"]
     if not namespace:
-        for option, value in (("--kube-image", image), ("--kube-join-token", join_token_secret)):
-            if value:
+        for name in ("image", "join_token", "ca"):
+            if options[name]:
+                option = f"--kube-{name.replace('_', '-')}"
                 raise CliError(f"{option} is given without --kube-namespace")
         return None
+    conditions = options["condition"]
     with bad_input("--kube-…: "):
         config = KubeConfig(
             namespace=namespace,
-            image=image,
-            controller=agents_dial or _service_address(namespace, grpc),
-            fleet=fleet,
+            image=options["image"],
+            controller=options["controller"] or _service_address(namespace, grpc),
+            fleet=options["fleet"],
             workers=workers,
-            device=device,
-            num_devices=workers if devices < 0 else devices,
-            shared_memory=shared_memory,
-            state_size=state_size,
-            join_token_secret=join_token_secret,
-            pod_template=_template(pod_template),
+            device=options["device"],
+            num_devices=workers if options["devices"] < 0 else options["devices"],
+            shared_memory=options["shared_memory"],
+            state_size=options["state_size"],
+            join_token_secret=options["join_token"],
+            ca_secret=options["ca"],
+            pod_template=_template(options["pod_template"]),
             closing_conditions=tuple(map(parse, conditions)) if conditions else COMMON,
-            config_file=config_file,
-            patience=Patience(idle_s=idle_s),
+            config_file=options["config"],
+            patience=Patience(idle_s=options["idle_s"]),
         )
         return checked(config)
 
 
-def check_join_token(cluster: KubeConfig | None, join_token_file: Path | None) -> None:
-    """What the controller asks for and what agents' pods have must be given together.
+def check_secrets(
+    cluster: KubeConfig | None, join_token_file: Path | None, tls_dir: Path | None
+) -> None:
+    """What the controller asks for and shows, and what agents' pods have for it, go together.
 
     Raises:
         CliError: only one of them is.
@@ -174,6 +182,11 @@ def check_join_token(cluster: KubeConfig | None, join_token_file: Path | None) -
         raise CliError(
             "--join-token-file and --kube-join-token go together: the first is what this "
             "controller asks for, the second the Secret from which agents' pods have it"
+        )
+    if cluster is not None and bool(tls_dir) != bool(cluster.ca_secret):
+        raise CliError(
+            "--tls-dir and --kube-ca go together: the first has this controller's certificate, the "
+            "second is the Secret from which agents' pods have the ca.crt that signed it"
         )
 
 

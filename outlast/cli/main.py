@@ -15,6 +15,7 @@ import typer
 from outlast import __version__
 from outlast.cli import (
     archive,
+    certs,
     checkpoints,
     data,
     demo,
@@ -25,12 +26,14 @@ from outlast.cli import (
     hugging_face,
     incidents,
     jobs,
+    login,
     models,
     notify,
     output,
     planning,
     report,
     serve,
+    tokens,
 )
 from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.run import command as running
@@ -102,6 +105,9 @@ diagnose.register(app)
 checkpoints.register(app)
 archive.register(app)
 notify.register(app)
+login.register(app)
+tokens.register(app)
+certs.register(app)
 planning.register(app)
 models.register(app)
 data.register(app)

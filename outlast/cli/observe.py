@@ -58,9 +58,19 @@ def find_prometheus() -> str:
 
 
 def configuration(
-    http: str, *, interval_s: float, rules: Path = RULES, alertmanager: str = ""
+    http: str,
+    *,
+    interval_s: float,
+    rules: Path = RULES,
+    alertmanager: str = "",
+    ca_file: Path | None = None,
 ) -> dict[str, Any]:
-    """A scrape configuration for the controller at `http` and every agent that it knows."""
+    """A scrape configuration for the controller at `http` and every agent that it knows.
+
+    `ca_file`: of the authority that signed the controller's certificate, where it has one.
+    """
+    scheme = "http" if ca_file is None else "https"
+    tls = {} if ca_file is None else {"tls_config": {"ca_file": str(ca_file)}}
     interval = f"{interval_s * 1000:.0f}ms"
     alerting = {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]}
     return {
@@ -68,11 +78,16 @@ def configuration(
         "rule_files": [str(rules / "*.yml")],
         **({"alerting": alerting} if alertmanager else {}),
         "scrape_configs": [
-            {"job_name": "outlast-controller", "static_configs": [{"targets": [http]}]},
+            {
+                "job_name": "outlast-controller",
+                "scheme": scheme,
+                **tls,
+                "static_configs": [{"targets": [http]}],
+            },
             {
                 "job_name": "outlast-agents",
                 "http_sd_configs": [
-                    {"url": f"http://{http}/sd/agents", "refresh_interval": interval}
+                    {"url": f"{scheme}://{http}/sd/agents", "refresh_interval": interval, **tls}
                 ],
             },
         ],

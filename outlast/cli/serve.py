@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import shlex
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -68,6 +67,39 @@ ConfigFile = Annotated[
         "code may be.",
     ),
 ]
+TlsDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-dir",
+        metavar="DIR",
+        help="Encrypt gRPC and HTTP: tls.crt, tls.key and ca.crt, as `outlast certs issue` and "
+        "cert-manager write them.",
+    ),
+]
+TokensFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--tokens-file",
+        envvar="OUTLAST_TOKENS_FILE",
+        metavar="FILE",
+        help="Ask callers for a token, of those that `outlast tokens add` put into this file.",
+    ),
+]
+ClientCertificates = Annotated[
+    bool,
+    typer.Option(
+        "--client-certificates",
+        help="Let nobody connect to --grpc without a certificate of the authority in --tls-dir.",
+    ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure-i-know",
+        help="Listen beyond this machine without encryption or login: everyone who reaches the "
+        "port can run programs on every node.",
+    ),
+]
 DEFAULT_GRPC = "127.0.0.1:7070"
 DEFAULT_HTTP = "127.0.0.1:7071"
 
@@ -94,6 +126,9 @@ def up(
     grpc: Grpc = DEFAULT_GRPC,
     http: Http = DEFAULT_HTTP,
     open_http: OpenHttp = False,
+    tls_dir: TlsDir = None,
+    tokens_file: TokensFile = None,
+    insecure: Insecure = False,
     fresh: Fresh = False,
     config: ConfigFile = None,
     observe: Annotated[
@@ -114,22 +149,27 @@ def up(
     Ctrl-C stops everything within seconds; the next `outlast up` on the same
     state folder goes on with the jobs that were running.
     """
-    options = replace(
-        _options(state_dir, grpc, http, config, fresh=fresh),
+    options = _options(
+        config,
+        **_common(state_dir, grpc, http, open_http, tls_dir, tokens_file, insecure, fresh),
         local_nodes=nodes,
         workers_per_node=workers_per_node,
         standby=standby,
-        open_http=open_http,
         stop_with_stdin=stop_with_stdin,
     )
     _run(options, observe=observe)
 
 
 def controller(
+    ctx: typer.Context,
     state_dir: StateDir = DEFAULT_STATE_DIR,
     grpc: Grpc = DEFAULT_GRPC,
     http: Http = DEFAULT_HTTP,
     open_http: OpenHttp = False,
+    tls_dir: TlsDir = None,
+    tokens_file: TokensFile = None,
+    client_certificates: ClientCertificates = False,
+    insecure: Insecure = False,
     fresh: Fresh = False,
     config: ConfigFile = None,
     join_token_file: JoinTokenFile = None,
@@ -143,6 +183,7 @@ def controller(
     kube_shared_memory: kube.SharedMemory = "16Gi",
     kube_state_size: kube.StateSize = "32Gi",
     kube_join_token: kube.JoinToken = "",
+    kube_ca: kube.CaSecret = "",
     kube_pod_template: kube.PodTemplate = None,
     kube_condition: kube.Conditions = None,
     kube_config: kube.ConfigFile = None,
@@ -153,41 +194,51 @@ def controller(
     With --kube-namespace it takes its nodes from a Kubernetes cluster: it starts an agent in a pod
     on each host that jobs need, closes bad hosts, and gives idle ones back.
     """
-    cluster = kube.cluster(
-        namespace=kube_namespace,
-        image=kube_image,
-        fleet=kube_fleet,
-        workers=kube_workers,
-        device=kube_device,
-        devices=kube_devices,
-        agents_dial=kube_controller,
-        shared_memory=kube_shared_memory,
-        state_size=kube_state_size,
-        join_token_secret=kube_join_token,
-        pod_template=kube_pod_template,
-        conditions=kube_condition,
-        config_file=kube_config,
-        idle_s=kube_idle_s,
-        grpc=grpc,
+    cluster = kube.cluster(kube.given(ctx.params), grpc)
+    kube.check_secrets(cluster, join_token_file, tls_dir)
+    _run(
+        _options(
+            config,
+            **_common(state_dir, grpc, http, open_http, tls_dir, tokens_file, insecure, fresh),
+            client_certificates=client_certificates,
+            kube=cluster,
+            join_token_file=join_token_file,
+        )
     )
-    kube.check_join_token(cluster, join_token_file)
-    options = _options(state_dir, grpc, http, config, fresh=fresh)
-    options = replace(options, open_http=open_http)
-    _run(replace(options, kube=cluster, join_token_file=join_token_file))
 
 
-def _options(state_dir: Path, grpc: str, http: str, config: Path | None, *, fresh: bool) -> Options:
-    """What `up` and `controller` have in common."""
+def _common(
+    state_dir: Path,
+    grpc: str,
+    http: str,
+    open_http: bool,
+    tls_dir: Path | None,
+    tokens_file: Path | None,
+    insecure: bool,
+    fresh: bool,
+) -> dict[str, Any]:
+    """What `up` and `controller` both take."""
+    return {
+        "state_dir": state_dir.expanduser(),
+        "grpc": grpc,
+        "http": http,
+        "open_http": open_http,
+        "tls_dir": tls_dir,
+        "tokens_file": tokens_file,
+        "insecure": insecure,
+        "fresh": fresh,
+    }
+
+
+def _options(config: Path | None, **given: Any) -> Options:
+    """What was given on the command line, and in the file."""
     from controller.config_file import read_or_default
     from controller.options import Options
 
     with bad_input():
         configuration = read_or_default(config)
         return Options(
-            state_dir=state_dir.expanduser(),
-            grpc=grpc,
-            http=http,
-            fresh=fresh,
+            **given,
             retention=configuration.retention,
             max_code_bytes=configuration.max_code_bytes,
             notify=configuration.notify,
@@ -212,7 +263,12 @@ def _run(options: Options, *, observe: bool = False) -> None:
             print(line, flush=True)
         if prometheus is not None:
             interval_s = observing.SCRAPE_INTERVAL_S
-            prometheus.start(observing.configuration(running.http, interval_s=interval_s))
+            from outlast.access import CA_FILE
+
+            ca_file = None if options.tls_dir is None else (options.tls_dir / CA_FILE).resolve()
+            prometheus.start(
+                observing.configuration(running.http, interval_s=interval_s, ca_file=ca_file)
+            )
             prometheus.tell_when_ready()
 
     try:
@@ -230,7 +286,7 @@ def ready_lines(options: Options, running: Running) -> list[str]:
     found = "" if options.state_dir == default else f" --state-dir {options.state_dir}"
     lines = [
         f"Outlast listens at {running.grpc}.",
-        f"Watch it at http://{running.http} (metrics at /metrics).",
+        f"Watch it at {options.scheme}://{running.http} (metrics at /metrics).",
     ]
     if options.local_nodes:
         lines += _local_lines(options, running)

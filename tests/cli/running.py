@@ -70,6 +70,6 @@ def outlast_json(*arguments: str, **environment: str) -> Any:
 
 
 def _environment(changes: dict[str, str]) -> dict[str, str]:
-    """This process's, with no controller configured by accident."""
+    """This process's, with no controller configured or logged in to by accident."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("OUTLAST_")}
-    return {**kept, "COLUMNS": "100", **changes}
+    return {**kept, "COLUMNS": "100", "XDG_CONFIG_HOME": os.devnull, **changes}

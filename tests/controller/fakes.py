@@ -398,8 +398,12 @@ async def lab(
     settings: Settings | None = None,
     join_token_file: Path | None = None,
     notify: Notify = NOBODY,
+    **access: object,
 ) -> AsyncIterator[Lab]:
-    """A controller that listens on free ports, until the end of the block."""
+    """A controller that listens on free ports, until the end of the block.
+
+    `access`: options of who may connect and call.
+    """
     stop = asyncio.Event()
     ready: asyncio.Future[app.Running] = asyncio.get_running_loop().create_future()
     options = Options(
@@ -409,6 +413,7 @@ async def lab(
         http="127.0.0.1:0",
         settings=settings or Settings(),
         join_token_file=join_token_file,
+        **access,  # type: ignore[arg-type]  # as the test gives them
     )
     life: Awaitable[None] = asyncio.ensure_future(app.run(options, ready.set_result, stop=stop))
     await asyncio.wait([ready, life], return_when=asyncio.FIRST_COMPLETED)

@@ -23,17 +23,19 @@ def cluster(**changes: object) -> KubeConfig | None:
         "workers": 8,
         "device": "nvidia.com/gpu",
         "devices": -1,
-        "agents_dial": "",
+        "controller": "",
         "shared_memory": "16Gi",
         "state_size": "32Gi",
-        "join_token_secret": "",
+        "join_token": "",
+        "ca": "",
         "pod_template": None,
-        "conditions": None,
-        "config_file": None,
+        "condition": None,
+        "config": None,
         "idle_s": 300.0,
         "grpc": "0.0.0.0:7070",
     }
-    return kube.cluster(**{**values, **changes})  # type: ignore[arg-type]  # as the command does
+    given = {**values, **changes}
+    return kube.cluster(given, str(given.pop("grpc")))
 
 
 def test_agents_find_the_controller_by_its_service_and_take_a_device_for_each_rank() -> None:
@@ -41,7 +43,7 @@ def test_agents_find_the_controller_by_its_service_and_take_a_device_for_each_ra
     assert config is not None
     assert config.controller == "outlast-controller.train:7070"
     assert (config.workers, config.num_devices) == (8, 8)
-    elsewhere = cluster(agents_dial="10.0.0.1:99", devices=0)
+    elsewhere = cluster(controller="10.0.0.1:99", devices=0)
     assert elsewhere is not None
     assert (elsewhere.controller, elsewhere.num_devices) == ("10.0.0.1:99", 0)
 
@@ -49,11 +51,11 @@ def test_agents_find_the_controller_by_its_service_and_take_a_device_for_each_ra
 def test_port_that_agents_cannot_know_is_refused() -> None:
     with pytest.raises(CliError, match="--kube-controller"):
         cluster(grpc="0.0.0.0:0")
-    assert cluster(grpc="0.0.0.0:0", agents_dial="10.0.0.1:99") is not None
+    assert cluster(grpc="0.0.0.0:0", controller="10.0.0.1:99") is not None
 
 
 def test_secret_of_the_join_token_needs_the_controller_s_own_file(tmp_path: Path) -> None:
-    config = cluster(join_token_secret="outlast-join-token")
+    config = cluster(join_token="outlast-join-token")
     assert config is not None
     assert config.join_token_secret == "outlast-join-token"
     for given in (["--kube-join-token", "one"], ["--join-token-file", str(tmp_path / "token")]):
@@ -66,7 +68,7 @@ def test_secret_of_the_join_token_needs_the_controller_s_own_file(tmp_path: Path
 def test_without_a_namespace_there_is_no_cluster() -> None:
     assert cluster(namespace="", image="") is None
     with pytest.raises(CliError, match="--kube-join-token"):
-        cluster(namespace="", image="", join_token_secret="one")
+        cluster(namespace="", image="", join_token="one")
     with pytest.raises(CliError, match="--kube-namespace"):
         cluster(namespace="")
 
@@ -89,7 +91,7 @@ def test_template_that_is_none_is_refused(tmp_path: Path, text: str | None) -> N
 
 
 def test_conditions_of_a_person_take_the_place_of_the_usual_ones() -> None:
-    usual, own = cluster(), cluster(conditions=["FanStopped", "LinksReady=False"])
+    usual, own = cluster(), cluster(condition=["FanStopped", "LinksReady=False"])
     assert usual is not None
     assert own is not None
     assert "KernelDeadlock" in [one.kind for one in usual.closing_conditions]
@@ -98,7 +100,7 @@ def test_conditions_of_a_person_take_the_place_of_the_usual_ones() -> None:
         ("LinksReady", "False"),
     ]
     with pytest.raises(CliError, match="condition is 'A=b'"):
-        cluster(conditions=["A=b"])
+        cluster(condition=["A=b"])
 
 
 def test_local_nodes_and_a_cluster_are_one_too_many(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 import tomllib
@@ -21,6 +22,7 @@ from kubernetes import client
 import outlast
 from controller.kube.objects import METRICS_PORT, labels
 from controller.kube.observed import LABEL_JOB
+from tests.controller.access.certificates import authority, server, tokens_file
 from tests.e2e.cluster import wait_for
 from tests.kube import played
 from tests.kube.asked import eviction, refused, running
@@ -312,7 +314,12 @@ class Deployed:
             "--kube-namespace": kube.namespace,
             "--kube-pod-template": str(template),
             "--join-token-file": str(folder / "join-token"),
+            "--tls-dir": str(server(authority(folder / "ca"), folder / "tls")),
+            "--tokens-file": str(folder / "tokens.yaml"),
         }
+        self.ca = folder / "ca" / "ca.crt"
+        self.token = folder / "token"
+        self.token.write_text(tokens_file(folder / "tokens.yaml")["sam"])
         given = dict(argument.split("=", 1) for argument in container()["args"])
         # What a pod finds in its own file system has to be elsewhere here, and nothing else.
         arguments = [f"{name}={value}" for name, value in (given | here).items()]
@@ -359,9 +366,11 @@ def deployed(kube: Kube, tmp_path: Path) -> Iterator[Deployed]:
 def test_the_controller_answers_its_probes(deployed: Deployed) -> None:
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         asked = container()[probe]["httpGet"]
-        assert asked["port"] == "http"
+        assert (asked["port"], asked["scheme"]) == ("http", "HTTPS")
         with urllib.request.urlopen(
-            f"http://{deployed.addresses['http']}{asked['path']}", timeout=20
+            f"https://{deployed.addresses['http']}{asked['path']}",
+            timeout=20,
+            context=ssl.create_default_context(cafile=str(deployed.ca)),
         ) as answer:
             assert answer.status == 200
 
@@ -378,6 +387,11 @@ def test_the_example_job_brings_pods_with_all_devices_and_the_template(
         capture_output=True,
         text=True,
         check=False,
+        env={
+            **os.environ,
+            "OUTLAST_CA": str(deployed.ca),
+            "OUTLAST_TOKEN_FILE": str(deployed.token),
+        },
     )
     assert done.returncode == 0, done.stderr
     resources = yaml.safe_load(JOB.read_text())["resources"]
@@ -393,9 +407,18 @@ def test_the_example_job_brings_pods_with_all_devices_and_the_template(
         assert found.spec.security_context.run_as_user == 10001
         # The Secret that the controller itself has its token from.
         (join,) = [each.secret for each in found.spec.volumes if each.name == "join-token"]
-        (mounted,) = [each for each in _pod()["volumes"] if "secret" in each]
-        assert join.secret_name == mounted["secret"]["secretName"]
+        mounted = {
+            each["name"]: each["secret"]["secretName"]
+            for each in _pod()["volumes"]
+            if "secret" in each
+        }
+        assert join.secret_name == mounted["join-token"]
         assert "--join-token-file" in agent.args
+        # And what it checks the controller by, without the controller's key.
+        (ca,) = [each.secret for each in found.spec.volumes if each.name == "tls"]
+        assert ca.secret_name == mounted["tls"]
+        assert [item.key for item in ca.items] == ["ca.crt"]
+        assert "--tls-dir" in agent.args
         dialled = agent.args[agent.args.index("--controller") + 1]
         assert dialled.partition(":")[0] == f"outlast-controller.{kube.namespace}"
     assert kube.missing_rights() == set()

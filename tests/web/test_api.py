@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from controller.web.gateway import reachable
+from controller.addresses import reachable
 from controller.web.pages import SameSite
 from controller.web.parameters import MAX_BODY_BYTES
 from outlast.v1 import agents_pb2, ranks_pb2

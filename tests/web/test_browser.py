@@ -8,10 +8,12 @@ import re
 import signal
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.controller.access.certificates import tokens_file
 from tests.controller.processes import Controller, controller
 from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.throttled import throttled
@@ -230,3 +232,33 @@ def cluster_of(running: Controller) -> Cluster:
 def step_of(visit: Visit) -> int:
     text = visit.page.locator(".tile dd").first.inner_text()
     return int(text.partition("/")[0].replace(",", ""))
+
+
+def test_a_person_logs_in_and_out_with_a_token(chromium: Any, tmp_path: Path) -> None:
+    path = tmp_path / "tokens.yaml"
+    given = tokens_file(path)
+    with controller(tmp_path / "state", "--tokens-file", str(path)) as found:
+        visit = Visit(chromium, base_of(found))
+        visit.open("/nodes")
+        visit.shows("This controller asks for a token.")
+        # The browser tells of what was refused, too.
+        visit.complaints.clear()
+        visit.is_fit_for_all()
+        token = visit.page.get_by_label("Token")
+        token.fill("outlast_wrong")
+        visit.page.get_by_role("button", name="Log in").click()
+        visit.shows("the token is not known, or has expired")
+        token.fill(given["vera"])
+        visit.page.get_by_role("button", name="Log in").click()
+        # The page that was asked for, to who has logged in; also after it is opened anew.
+        visit.page.get_by_role("heading", name="Nodes").wait_for()
+        visit.shows("vera (viewer)")
+        visit.complaints.clear()
+        visit.open("/jobs")
+        visit.shows("vera (viewer)")
+        visit.is_fit_for_all()
+        # A script of the page cannot read it.
+        assert visit.page.evaluate("document.cookie") == ""
+        visit.page.get_by_role("button", name="Log out").click()
+        visit.shows("This controller asks for a token.")
+        assert visit.foreign == []

@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.routing import Route
 
+from controller.access.callers import Callers
 from controller.web.api import Api
 from controller.web.gateway import Gateway
 from controller.web.messages import as_json
@@ -18,7 +19,7 @@ DOCUMENT = document()
 
 
 def test_every_route_is_told_and_no_other() -> None:
-    routes = Api(Gateway(), dict).routes()
+    routes = Api(Gateway(), dict, Callers()).routes()
     there = {(route.path, verb.lower()) for route in routes for verb in verbs(route)}
     told = {(path, verb) for path, each in DOCUMENT["paths"].items() for verb in each}
     assert told == there

@@ -19,6 +19,7 @@ async function answered(response) {
   } catch {
     // No JSON: an error of something between here and the controller.
   }
+  if (response.status === 401) dispatchEvent(new Event("outlast-asked-for-token"));
   if (!response.ok || body === null) {
     const message = `${response.status} ${response.statusText}`;
     throw new ApiError(response.status, body?.error ?? { message });

@@ -1,12 +1,13 @@
 // The frame of the page, and which view a path shows.
 
-import { get } from "/page/api.js";
+import { get, post } from "/page/api.js";
 import { html, Link, useEffect, usePolled, useState } from "/page/ui.js";
 import { render } from "/page/vendor/preact-htm.js";
 import { HeatMapView } from "/page/views/heatmap.js";
 import { IncidentView, IncidentsView } from "/page/views/incidents.js";
 import { JobView } from "/page/views/job.js";
 import { JobsView } from "/page/views/jobs.js";
+import { LoginView } from "/page/views/login.js";
 import { NodesView } from "/page/views/nodes.js";
 import { RanksView } from "/page/views/ranks.js";
 import { SubmitView } from "/page/views/submit.js";
@@ -50,8 +51,26 @@ function Controller() {
   return html`<p class="banner warn" role="alert">The controller is read-only: ${about.value.read_only}</p>`;
 }
 
+/** Who asks, where the controller wants to know. */
+function Caller() {
+  const me = usePolled(() => get(["whoami"]), [], 60);
+  if (!me.value?.asked) return null;
+  const leave = async () => {
+    await post(["logout"]);
+    dispatchEvent(new Event("outlast-asked-for-token"));
+  };
+  return html`<span class="caller">${me.value.name} (${me.value.role})
+    <button class="theme" onClick=${leave}>Log out</button></span>`;
+}
+
 function App() {
   const [path, setPath] = useState(location.pathname);
+  const [isAsked, setAsked] = useState(false);
+  useEffect(() => {
+    const asked = () => setAsked(true);
+    addEventListener("outlast-asked-for-token", asked);
+    return () => removeEventListener("outlast-asked-for-token", asked);
+  }, []);
   useEffect(() => {
     const moved = () => {
       setPath(location.pathname);
@@ -69,8 +88,9 @@ function App() {
   );
   const name = found?.[0][1] && decodeURIComponent(found[0][1]);
   useEffect(() => {
-    document.title = `${name ?? found?.[2] ?? "Not found"} · Outlast`;
-  }, [path]);
+    document.title = `${isAsked ? "Log in" : name ?? found?.[2] ?? "Not found"} · Outlast`;
+  }, [path, isAsked]);
+  if (isAsked) return html`<main id="main"><${LoginView} onDone=${() => setAsked(false)} /></main>`;
   return html`<a class="skip" href="#main">To the content</a>
     <header class="top">
       <${Link} to="/jobs" class="brand"><img src="/page/icon.svg" alt="" width="24" height="24" />Outlast<//>
@@ -82,6 +102,7 @@ function App() {
           >${title}<//>`,
         )}
       </nav>
+      <${Caller} />
       <${Theme} />
     </header>
     <${Controller} />

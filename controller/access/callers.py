@@ -1,0 +1,119 @@
+"""Who calls: known by a token, or by the certificate that the connection was made with."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from controller.access import tokens
+from controller.access.roles import ANYBODY, ROLES, Caller
+from controller.ratelimit import RateLimitedLog
+
+logger = logging.getLogger(__name__)
+
+SCHEME = "Bearer "
+# The organisation in the subject of a client's certificate is its role, as with Kubernetes' groups.
+ORGANIZATION = "outlast:"
+NODE = "node"
+
+
+def _today() -> datetime.date:
+    return datetime.datetime.now(datetime.UTC).date()
+
+
+class Callers:
+    """All whom a controller knows."""
+
+    def __init__(
+        self,
+        tokens_file: Path | None = None,
+        *,
+        certificates: bool = False,
+        today: Callable[[], datetime.date] = _today,
+    ) -> None:
+        """`certificates`: whoever connects has shown one of the controller's authority.
+
+        Raises:
+            TokensError: the file cannot be used.
+        """
+        self._path = tokens_file
+        self.certificates = certificates
+        self._today = today
+        self._log = RateLimitedLog(logger)
+        self._stamp: tuple[int, int, int] | None = None
+        self._entries: tuple[tokens.Entry, ...] = ()
+        if tokens_file is not None:
+            self._entries = tokens.read(tokens_file)
+            self._stamp = _stamp_of(tokens_file)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether there is a file of tokens."""
+        return self._path is not None
+
+    @property
+    def are_asked(self) -> bool:
+        """Whether callers must say who they are."""
+        return self.has_tokens or self.certificates
+
+    def by_token(self, token: str) -> Caller | None:
+        """Whose token this is; None when it is nobody's, or not any more."""
+        self._refresh()
+        found = tokens.find(token, self._entries, self._today())
+        return None if found is None else found.caller
+
+    def by_header(self, value: str) -> Caller | None:
+        """Whose token a header `authorization` brings."""
+        return self.by_token(value.removeprefix(SCHEME)) if value.startswith(SCHEME) else None
+
+    def by_certificate(self, context: Mapping[str, object]) -> Caller | None:
+        """Whose certificate a connection was made with, by gRPC's `auth_context`."""
+        found = context.get("x509_pem_cert") if self.certificates else None
+        if not isinstance(found, list) or not found:
+            return None
+        return caller_of(found[0])
+
+    def _refresh(self) -> None:
+        """Read the file anew once it has changed; what was known stays while it is wrong."""
+        if self._path is None or (stamp := _stamp_of(self._path)) == self._stamp:
+            return
+        try:
+            self._entries = tokens.read(self._path)
+            self._stamp = stamp
+        except tokens.TokensError as error:
+            self._log.warning(("file",), "tokens stay as they were: %s", error)
+
+
+def caller_of(certificate: bytes) -> Caller | None:
+    """The one whom a certificate (PEM) names; None when it says no role of ours."""
+    # Only a controller that asks for certificates needs it.
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    subject = x509.load_pem_x509_certificate(certificate).subject
+    names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    groups = subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
+    if len(names) != 1 or len(groups) != 1:
+        return None
+    name, group = str(names[0].value), str(groups[0].value)
+    role = group.removeprefix(ORGANIZATION)
+    if not name or not group.startswith(ORGANIZATION):
+        return None
+    if role == NODE:
+        return Caller(name=name, role=None)
+    return Caller(name=name, role=ROLES[role]) if role in ROLES else None
+
+
+def anybody_or(caller: Caller | None, callers: Callers) -> Caller | None:
+    """Where nobody is asked who he is, everybody may do everything."""
+    return caller if callers.are_asked else ANYBODY
+
+
+def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size

@@ -1,0 +1,225 @@
+"""The gate before all gRPC services: who calls, whether he may, and that it is written down."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from controller.access.audit import Audit, Entry
+from controller.access.callers import Callers
+from controller.access.roles import ANYBODY, Caller, Rule, refusal, rule_of
+from controller.grpc_errors import Context, abort
+
+HEADER = "authorization"
+# From where a call came by HTTP; the gateway says so.
+FROM_HEADER = "outlast-from"
+# Only the controller itself reaches its own socket.
+_OWN_PEER = "unix:"
+_caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
+
+REMEDY = (
+    "log in with `outlast login HOST:PORT`, or give a token with OUTLAST_TOKEN_FILE, of those that "
+    "`outlast tokens add` makes for the controller"
+)
+
+
+def current_caller() -> Caller:
+    """Who makes the call that is being answered."""
+    return _caller.get()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    method: str
+    rule: Rule
+    metadata: Mapping[str, str | bytes]
+
+
+class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
+    """Lets calls through to the services, or ends them."""
+
+    def __init__(
+        self,
+        callers: Callers,
+        audit: Audit,
+        owner_of: Callable[[str], str | None],
+        *,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`owner_of` says whose a job is; None when there is no such job."""
+        self._callers = callers
+        self._audit = audit
+        self._owner_of = owner_of
+        self._wall_clock = wall_clock
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """As gRPC asks for each call."""
+        handler = await continuation(handler_call_details)
+        rule = rule_of(handler_call_details.method)
+        if handler is None or rule is None:
+            return handler
+        metadata = dict(handler_call_details.invocation_metadata or ())
+        return self._guarded(
+            handler, _Call(method=handler_call_details.method, rule=rule, metadata=metadata)
+        )
+
+    def _guarded(self, handler: Any, call: _Call) -> Any:
+        if handler.response_streaming:
+            return self._streaming(handler, call)
+        answer_one = handler.stream_unary if handler.request_streaming else handler.unary_unary
+
+        async def single(request: Any, context: Context) -> Any:
+            async with self._admitted(call, request, context) as made:
+                response = await answer_one(request, context)
+                made.append(response)
+                return response
+
+        make = (
+            grpc.stream_unary_rpc_method_handler
+            if handler.request_streaming
+            else grpc.unary_unary_rpc_method_handler
+        )
+        return make(single, handler.request_deserializer, handler.response_serializer)
+
+    def _streaming(self, handler: Any, call: _Call) -> Any:
+        start = handler.stream_stream if handler.request_streaming else handler.unary_stream
+
+        async def written(request: Any, context: Context) -> None:
+            async with self._admitted(call, request, context):
+                await start(request, context)
+
+        async def yielded(request: Any, context: Context) -> AsyncIterator[Any]:
+            async with (
+                self._admitted(call, request, context),
+                contextlib.aclosing(start(request, context)) as answers,
+            ):
+                async for answer in answers:
+                    yield answer
+
+        make = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.request_streaming
+            else grpc.unary_stream_rpc_method_handler
+        )
+        # A service may write its answers itself in place of yielding them; gRPC looks which.
+        stream = written if inspect.iscoroutinefunction(start) else yielded
+        return make(stream, handler.request_deserializer, handler.response_serializer)
+
+    @contextlib.asynccontextmanager
+    async def _admitted(
+        self, call: _Call, request: Any, context: Context
+    ) -> AsyncIterator[list[Any]]:
+        """A call that may be made; what it answers goes into the list."""
+        caller = await self._known(call, context)
+        owner = self._owner_of(request.job_id) if call.rule.of_owner else None
+        if why := refusal(caller, call.rule, owner):
+            self._note(call, caller, context, request, "PERMISSION_DENIED", why)
+            await abort(context, grpc.StatusCode.PERMISSION_DENIED, why, reason="NOT_ALLOWED")
+        reset = _caller.set(caller)
+        made: list[Any] = []
+        try:
+            yield made
+        finally:
+            with contextlib.suppress(ValueError):
+                # A stream that is closed from another task has a context of its own.
+                _caller.reset(reset)
+            if call.rule.changes:
+                about = made[0] if made else request
+                self._note(call, caller, context, about, _outcome(context, is_done=bool(made)))
+
+    async def _known(self, call: _Call, context: Context) -> Caller:
+        if not self._callers.are_asked:
+            return ANYBODY
+        if call.rule.role is None:
+            return await self._known_node(call, context)
+        header = _text(call.metadata.get(HEADER))
+        found = (
+            self._callers.by_header(header)
+            if header
+            else self._callers.by_certificate(context.auth_context())
+        )
+        if found is None:
+            why = "the token is not known, or has expired" if header else "nobody is named"
+            self._note(call, None, context, None, "UNAUTHENTICATED", why)
+            await abort(
+                context,
+                grpc.StatusCode.UNAUTHENTICATED,
+                f"{why}; {REMEDY}",
+                reason="TOKEN_WRONG" if header else "TOKEN_MISSING",
+            )
+        return found
+
+    async def _known_node(self, call: _Call, context: Context) -> Caller:
+        """A node, by its certificate where certificates are asked for; its services look at the
+        join token."""
+        if not self._callers.certificates:
+            return Caller(name="", role=None)
+        found = self._callers.by_certificate(context.auth_context())
+        if found is None or found.role is not None:
+            shown = "none" if found is None else f"that of {found.name}"
+            why = f"this takes the certificate of a node, and {shown} was shown"
+            self._note(call, found, context, None, "PERMISSION_DENIED", why)
+            await abort(context, grpc.StatusCode.PERMISSION_DENIED, why, reason="NOT_A_NODE")
+        return found
+
+    def _note(
+        self,
+        call: _Call,
+        caller: Caller | None,
+        context: Context,
+        about: Any,
+        outcome: str,
+        why: str = "",
+    ) -> None:
+        role = caller.role if caller is not None else None
+        peer = context.peer()
+        if peer.startswith(_OWN_PEER):
+            peer = _text(call.metadata.get(FROM_HEADER)) or peer
+        self._audit.add(
+            Entry(
+                at_s=self._wall_clock(),
+                caller=caller.name if caller is not None else "",
+                role=role.word if role is not None else "",
+                peer=peer,
+                call=call.method.rpartition(".")[2],
+                about=_about(about),
+                outcome=outcome,
+                why=why,
+            )
+        )
+
+
+def _outcome(context: Context, *, is_done: bool) -> str:
+    if is_done:
+        return grpc.StatusCode.OK.name
+    # None when the caller has gone away.
+    code: grpc.StatusCode | None = context.code()
+    return grpc.StatusCode.CANCELLED.name if code is None else code.name
+
+
+def _about(message: Any) -> str:
+    """The job or node that a request or an answer names."""
+    for name in ("job", "node"):
+        inner = getattr(message, name, None)
+        if found := getattr(inner, f"{name}_id", ""):
+            return str(found)
+    for name in ("job_id", "node_id", "run_id", "digest"):
+        if found := getattr(message, name, ""):
+            return str(found)
+    return ",".join(getattr(message, "nodes", ()))
+
+
+def _text(value: str | bytes | None) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value or ""

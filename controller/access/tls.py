@@ -1,0 +1,126 @@
+"""The controller's certificate, for gRPC and HTTP, which is read anew once its files change.
+
+A folder as cert-manager fills it: tls.crt, tls.key, and ca.crt of the authority whose certificates
+are believed. A pair that does not fit together, as while it is being replaced, is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+
+from controller.ratelimit import RateLimitedLog
+from outlast.access import CA_FILE, CERTIFICATE_FILE, KEY_FILE, AccessError, read_text
+from outlast.errors import FatalError
+
+logger = logging.getLogger(__name__)
+
+_FILES = (CERTIFICATE_FILE, KEY_FILE, CA_FILE)
+
+
+class TlsError(FatalError):
+    """The folder does not have a certificate that can be used."""
+
+
+class ServerTls:
+    """What a controller proves by who it is."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises:
+        TlsError: its files are missing, or do not fit together.
+        """
+        self._folder = folder
+        self._log = RateLimitedLog(logger)
+        # gRPC asks in threads of its own, HTTP in the event loop.
+        self._lock = threading.Lock()
+        self._stamps = self._look()
+        self._texts = self._read()
+        self._http = _context(folder)
+        # Whoever connects next meets what is there now.
+        self._http.sni_callback = lambda *_: self.refresh()
+
+    @property
+    def ca(self) -> str:
+        """The authority's certificate, which clients need."""
+        return self._texts[CA_FILE]
+
+    def grpc_credentials(self, *, client_certificates: bool) -> grpc.ServerCredentials:
+        """For gRPC's port; with certificates, nobody connects without one of the authority."""
+
+        def configuration() -> grpc.ServerCertificateConfiguration:
+            self.refresh()
+            return grpc.ssl_server_certificate_configuration(
+                [(self._texts[KEY_FILE].encode(), self._texts[CERTIFICATE_FILE].encode())],
+                root_certificates=self._texts[CA_FILE].encode(),
+            )
+
+        return _dynamic(configuration(), configuration, client_certificates)
+
+    def http_context(self) -> ssl.SSLContext:
+        """For HTTP's socket; the same object, with whatever certificate there is."""
+        return self._http
+
+    def refresh(self) -> None:
+        """Take up files that have changed; what was read stays while they are wrong."""
+        with self._lock:
+            stamps = self._look()
+            if stamps == self._stamps:
+                return
+            try:
+                _context(self._folder)
+                self._texts = self._read()
+                self._http.load_cert_chain(self._folder / CERTIFICATE_FILE, self._folder / KEY_FILE)
+            except (TlsError, ssl.SSLError, OSError) as error:
+                self._log.warning(("tls",), "the certificate stays as it was: %s", error)
+                return
+            self._stamps = stamps
+        logger.info("certificate read anew: %s", self._folder / CERTIFICATE_FILE)
+
+    def _look(self) -> tuple[tuple[int, int] | None, ...]:
+        return tuple(_stamp_of(self._folder / name) for name in _FILES)
+
+    def _read(self) -> dict[str, str]:
+        try:
+            return {name: read_text(self._folder / name) for name in _FILES}
+        except AccessError as error:
+            raise TlsError(
+                f"--tls-dir {self._folder}: {error}; it must have {', '.join(_FILES)}, which "
+                "`outlast certs issue` writes"
+            ) from error
+
+
+# grpc-stubs lacks this one.
+def _dynamic(
+    first: grpc.ServerCertificateConfiguration,
+    fetch: Callable[[], grpc.ServerCertificateConfiguration],
+    client_certificates: bool,
+) -> grpc.ServerCredentials:
+    return grpc.dynamic_ssl_server_credentials(
+        first, fetch, require_client_authentication=client_certificates
+    )
+
+
+def _context(folder: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(folder / CERTIFICATE_FILE, folder / KEY_FILE)
+    except (ssl.SSLError, OSError) as error:
+        why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        raise TlsError(
+            f"--tls-dir {folder}: {CERTIFICATE_FILE} and {KEY_FILE} cannot be used together: {why}"
+        ) from error
+    return context
+
+
+def _stamp_of(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino

@@ -1,0 +1,131 @@
+"""Who asks by HTTP: a token, in a header or in the cookie that the page's login sets.
+
+The token itself is looked at again by the gRPC services, which the gateway shows it to.
+"""
+
+from __future__ import annotations
+
+import time
+from http.cookies import CookieError, SimpleCookie
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from controller.access.audit import Audit, Entry
+from controller.access.callers import SCHEME, Callers
+from controller.web.gateway import RequestError, calls_as
+from controller.web.pages import App, Receive, Scope, Send
+from controller.web.parameters import json_body
+from controller.web.routes import ROOT
+from outlast.channel import bearer
+
+COOKIE = "outlast_token"
+LOGIN, LOGOUT = f"{ROOT}/login", f"{ROOT}/logout"
+
+
+class Login:
+    """Lets nobody ask the API who has not shown a token, where there are tokens."""
+
+    def __init__(self, app: App, *, callers: Callers, audit: Audit) -> None:
+        self._app = app
+        self._callers = callers
+        self._audit = audit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        header = _shown(Headers(scope=scope))
+        wrong = self._wrong(scope, header)
+        if wrong is not None:
+            answer = JSONResponse(wrong.as_json(), wrong.status)
+            await answer(scope, receive, send)
+            return
+        reset = calls_as.set((header if self._callers.has_tokens else "", _peer(scope)))
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            calls_as.reset(reset)
+
+    def _wrong(self, scope: Scope, header: str) -> RequestError | None:
+        path = scope["path"]
+        if not self._callers.are_asked or not path.startswith(f"{ROOT}/"):
+            return None
+        if path in (LOGIN, LOGOUT):
+            return None
+        if not self._callers.has_tokens:
+            return RequestError(
+                403,
+                "page and API take tokens, and this controller knows certificates only: start it "
+                "with --tokens-file",
+                reason="NO_TOKENS",
+            )
+        if not header:
+            return RequestError(401, "log in with a token first", reason="TOKEN_MISSING")
+        if self._callers.by_header(header) is not None:
+            return None
+        why = "the token is not known, or has expired"
+        self._audit.add(
+            Entry(
+                at_s=time.time(),
+                caller="",
+                role="",
+                peer=_peer(scope),
+                call=f"{scope['method']} {path}",
+                about="",
+                outcome="UNAUTHENTICATED",
+                why=why,
+            )
+        )
+        return RequestError(401, why, reason="TOKEN_WRONG")
+
+
+class LoginRoutes:
+    """Setting the cookie, and taking it away."""
+
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
+
+    async def login(self, request: Request) -> Response:
+        """Take a token, and have the browser show it from now on."""
+        body = await json_body(request)
+        token = body.get("token")
+        if not isinstance(token, str):
+            raise RequestError(400, "token: is missing", fields=(("token", "is missing"),))
+        caller = self._callers.by_token(token.strip())
+        if caller is None or caller.role is None:
+            raise RequestError(401, "the token is not known, or has expired", reason="TOKEN_WRONG")
+        answer = JSONResponse({"name": caller.name, "role": caller.role.word, "asked": True})
+        answer.set_cookie(
+            COOKIE,
+            token.strip(),
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return answer
+
+    async def logout(self, request: Request) -> Response:
+        """Have the browser forget the token."""
+        answer = JSONResponse({})
+        answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        return answer
+
+
+def _shown(headers: Headers) -> str:
+    """The header `authorization` of a request, or what it would be of its cookie."""
+    given = headers.get("authorization", "")
+    if given.startswith(SCHEME):
+        return given
+    try:
+        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return ""
+    return bearer(cookie.value) if cookie is not None else ""
+
+
+def _peer(scope: Scope) -> str:
+    client = scope.get("client")
+    return f"http:{client[0]}:{client[1]}" if client else "http:"

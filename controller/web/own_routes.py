@@ -1,0 +1,262 @@
+"""The routes of the JSON API that are more than one call, or none: what each takes and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor
+
+from controller.web.routes import ROOT
+from outlast.trace.heat import Measure
+from outlast.v1 import common_pb2, jobs_pb2, ranks_pb2
+
+Schema = dict[str, Any]
+
+REF = "#/components/schemas/"
+_INTEGER: Schema = {"type": "integer", "minimum": 0}
+_NUMBER: Schema = {"type": "number"}
+STRING: Schema = {"type": "string"}
+ERROR: Schema = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "reason", "fields"],
+            "properties": {
+                "message": STRING,
+                "reason": {**STRING, "description": "A constant, for programs."},
+                "fields": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["field", "description"],
+                        "properties": {"field": STRING, "description": STRING},
+                    },
+                },
+            },
+        }
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """A route that is more than one call, or none."""
+
+    verb: str
+    path: str
+    what: str
+    answer: Schema
+    parameters: Mapping[str, Schema] = field(default_factory=dict)
+    body: Schema | None = None
+    is_stream: bool = False
+    status: int = 200
+
+
+def _object(**properties: Schema) -> Schema:
+    return {"type": "object", "required": sorted(properties), "properties": properties}
+
+
+def message(kind: Descriptor) -> Schema:
+    """A reference to the schema of a message."""
+    return {"$ref": REF + kind.name}
+
+
+JOB, REPORT = jobs_pb2.Job.DESCRIPTOR, common_pb2.StepReport.DESCRIPTOR
+_NUMBERS: Schema = {"type": "array", "items": {"type": ["number", "null"]}}
+_SPEC: Schema = {"type": "object", "description": f"A job spec: see {ROOT}/spec-schema."}
+_TEXT: Schema = {**STRING, "description": "A job spec as YAML or JSON, instead of `spec`."}
+_LOGS = {"rank": _INTEGER, "attempt": _INTEGER, "tail_bytes": _INTEGER}
+_COLUMNS = (
+    *("step", "attempt", "loss", "grad_norm", "learning_rate"),
+    *("tokens_per_s", "duration_s", "at_s", "eval_loss"),
+)
+OWN = (
+    Own(
+        verb="POST",
+        path="/login",
+        what="Have this browser show a token from now on, in a cookie that no script reads.",
+        body=_object(token=STRING),
+        answer=_object(name=STRING, role=STRING, asked={"type": "boolean"}),
+    ),
+    Own(
+        verb="POST",
+        path="/logout",
+        what="Have this browser forget the token.",
+        body={"type": "object", "properties": {}, "additionalProperties": False},
+        answer=_object(),
+    ),
+    Own(
+        verb="GET",
+        path="/about",
+        what="Version, term, and why the controller is read-only, empty when it is not.",
+        answer=_object(version=STRING, term=_INTEGER, read_only=STRING),
+    ),
+    Own(verb="GET", path="/spec-schema", what="JSON Schema of a job spec.", answer={}),
+    Own(verb="GET", path="/openapi.json", what="This document.", answer={}),
+    Own(
+        verb="GET",
+        path="/jobs",
+        what="Jobs without spec and nodes, newest first: `limit` of those after the job `after`.",
+        parameters={"limit": _INTEGER, "after": STRING},
+        answer=_object(
+            jobs={"type": "array", "items": message(JOB)}, next={"type": ["string", "null"]}
+        ),
+    ),
+    Own(
+        verb="POST",
+        path="/jobs",
+        what="Submit a job; the same `request_id` again answers the job already made.",
+        body={
+            "type": "object",
+            "properties": {
+                "spec": _SPEC,
+                "text": _TEXT,
+                "request_id": STRING,
+                "wait_for_nodes": {"type": "boolean"},
+            },
+        },
+        answer=_object(job=message(JOB)),
+        status=201,
+    ),
+    Own(
+        verb="POST",
+        path="/jobs/check",
+        what="How a job would fit the connected nodes. It starts nothing.",
+        body={"type": "object", "properties": {"spec": _SPEC, "text": _TEXT}},
+        answer=message(jobs_pb2.CheckFitResponse.DESCRIPTOR),
+    ),
+    Own(
+        verb="GET",
+        path="/jobs/{job_id}/curve",
+        what="The curve from one step to another as columns, thinned to about `points` rows that "
+        "show every spike of the loss.",
+        parameters={"points": _INTEGER, "from": _INTEGER, "to": _INTEGER},
+        answer=_object(num_steps=_INTEGER, columns=_object(**dict.fromkeys(_COLUMNS, _NUMBERS))),
+    ),
+    Own(
+        verb="GET",
+        path="/jobs/{job_id}/events",
+        what="Follow a job: events `job` (without spec and nodes while they have not changed), "
+        "`steps`, `failed` with an error, and `end`.",
+        parameters={"after_step": _INTEGER},
+        answer={"anyOf": [message(JOB), {"type": "array", "items": message(REPORT)}]},
+        is_stream=True,
+    ),
+    Own(
+        verb="GET",
+        path="/jobs/{job_id}/heat-map",
+        what="How long each rank took for the newest `steps`: the whole step, its own `work`, "
+        "`waiting` for other ranks, or a phase or pass without waiting. Where there are more ranks "
+        "than `rows`, a row has the longest time of several. A time is null where the rank's "
+        "black box does not have it any more.",
+        parameters={
+            "measure": {"enum": [str(each) for each in Measure]},
+            "rows": _INTEGER,
+            "steps": _INTEGER,
+        },
+        answer=_object(
+            attempt=_INTEGER,
+            measure=STRING,
+            num_ranks=_INTEGER,
+            steps={"type": "array", "items": _INTEGER},
+            rows={
+                "type": "array",
+                "items": _object(
+                    first=_INTEGER,
+                    last=_INTEGER,
+                    node=STRING,
+                    pp={"type": ["integer", "null"]},
+                    seconds=_NUMBERS,
+                ),
+            },
+            missing={"type": "array", "items": _object(node=STRING, reason=STRING)},
+        ),
+    ),
+    Own(
+        verb="GET",
+        path="/jobs/{job_id}/timeline",
+        what="What up to `most` ranks from `first` on did in a step, by one clock; by default in "
+        "the newest that all of them have done. `steps` are those that are still known.",
+        parameters={"step": _INTEGER, "first": _INTEGER, "most": _INTEGER},
+        answer=_object(
+            attempt=_INTEGER,
+            num_ranks=_INTEGER,
+            layout=_object(**dict.fromkeys(("tp", "pp", "dp", "ep"), _INTEGER)),
+            steps={"type": "array", "items": _INTEGER},
+            missing={"type": "array", "items": _object(node=STRING, reason=STRING)},
+            step=_INTEGER,
+            begun_at_s=_NUMBER,
+            length_s=_NUMBER,
+            clocks_apart_s=_NUMBER,
+            tracks={
+                "type": "array",
+                "items": _object(
+                    rank=_INTEGER,
+                    node=STRING,
+                    pp={"type": ["integer", "null"]},
+                    bars={
+                        "type": "array",
+                        "items": _object(
+                            name=STRING,
+                            begun_s=_NUMBER,
+                            ended_s=_NUMBER,
+                            group=STRING,
+                            sequence=_INTEGER,
+                            detail={"type": "integer"},
+                            chunk=_INTEGER,
+                            is_over={"type": "boolean"},
+                            last={"type": ["integer", "null"]},
+                            waited_s=_NUMBER,
+                        ),
+                    },
+                ),
+            },
+        ),
+    ),
+    Own(
+        verb="GET",
+        path="/jobs/{job_id}/stacks",
+        what="Where each rank that runs stands now, or one.",
+        parameters={"rank": _INTEGER},
+        answer=_object(
+            ranks={"type": "array", "items": message(ranks_pb2.ReadStacksResponse.DESCRIPTOR)}
+        ),
+    ),
+    Own(
+        verb="GET",
+        path="/jobs/{job_id}/profile",
+        what="Where a rank is in the next `seconds`: the share of its main thread's time that each "
+        "function itself has, and the recording as a document of speedscope.",
+        parameters={"rank": _INTEGER, "seconds": _INTEGER},
+        answer=_object(
+            node=STRING,
+            attempt=_INTEGER,
+            functions={
+                "type": "array",
+                "items": _object(name=STRING, file=STRING, share=_NUMBER),
+            },
+            speedscope={"type": "object"},
+        ),
+    ),
+    Own(
+        verb="GET",
+        path="/jobs/{job_id}/logs",
+        what="The last `tail_bytes` of the output of each rank, or of one.",
+        parameters=_LOGS,
+        answer=_object(
+            chunks={"type": "array", "items": message(jobs_pb2.LogsResponse.DESCRIPTOR)}
+        ),
+    ),
+    Own(
+        verb="GET",
+        path="/jobs/{job_id}/logs/events",
+        what="Follow the output: events `chunk`, `failed` with an error, and `end`.",
+        parameters=_LOGS,
+        answer=message(jobs_pb2.LogsResponse.DESCRIPTOR),
+        is_stream=True,
+    ),
+)

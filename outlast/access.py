@@ -1,0 +1,194 @@
+"""How a program proves to a controller who it is, and that it talks to the right one.
+
+What `outlast login` saved of a controller is found by its address; the environment goes before it,
+for programs that nobody logs in:
+
+    OUTLAST_CA            file with the certificate of the authority that signed the controller's
+    OUTLAST_TOKEN_FILE    file with a token
+    OUTLAST_TLS_DIR       folder with ca.crt, and with tls.crt and tls.key where the controller
+                          asks for a certificate
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from outlast import private
+from outlast.errors import FatalError
+
+# As cert-manager and `kubectl create secret tls` name them.
+CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"
+_MAX_BYTES = 1 << 20
+
+
+class AccessError(FatalError):
+    """A file with a certificate, a key, a token or logins cannot be used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """What a client shows and checks. Nothing at all: in clear text, as nobody."""
+
+    ca: str = ""
+    """PEM; whose signature the controller's certificate must have. Empty: no encryption."""
+    certificate: str = ""
+    """PEM; the client's own, where it has one."""
+    key: str = ""
+    token: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.certificate) != bool(self.key):
+            raise AccessError("a certificate goes with its key; one of them is missing")
+        if self.certificate and not self.ca:
+            raise AccessError(f"a certificate goes with the authority's, {CA_FILE}")
+
+
+def read_tls_dir(folder: Path) -> Access:
+    """What is in a folder: ca.crt, and perhaps tls.crt with tls.key.
+
+    Raises:
+        AccessError: something is missing or cannot be read.
+    """
+    has_own = (folder / CERTIFICATE_FILE).exists() or (folder / KEY_FILE).exists()
+    return Access(
+        ca=read_text(folder / CA_FILE),
+        certificate=read_text(folder / CERTIFICATE_FILE) if has_own else "",
+        key=read_text(folder / KEY_FILE) if has_own else "",
+    )
+
+
+def of(address: str, environment: Mapping[str, str] | None = None) -> Access:
+    """What is known for a controller: from the environment, else as it was logged in to.
+
+    Raises:
+        AccessError: something of it cannot be used.
+    """
+    given = os.environ if environment is None else environment
+    found = read_logins(logins_file(given)).by_address(address)
+    if folder := given.get("OUTLAST_TLS_DIR"):
+        found = replace(read_tls_dir(Path(folder)), token=found.token)
+    if path := given.get("OUTLAST_CA"):
+        found = replace(found, ca=read_text(Path(path)))
+    if path := given.get("OUTLAST_TOKEN_FILE"):
+        found = replace(found, token=read_text(Path(path)).strip())
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Login:
+    """One controller that somebody logged in to."""
+
+    address: str
+    access: Access
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logins:
+    """All of a user's, by name; `current` is the one that commands mean without an address."""
+
+    current: str
+    by_name: Mapping[str, Login]
+
+    def by_address(self, address: str) -> Access:
+        """That of a controller; empty when it was never logged in to. The one in use first."""
+        logins = sorted(self.by_name.items(), key=lambda named: named[0] != self.current)
+        found = [login for _, login in logins if login.address == address]
+        return found[0].access if found else Access()
+
+
+def noted_in(state_dir: Path) -> Login | None:
+    """The controller that runs on a state directory of this machine; None when none does.
+
+    Raises:
+        AccessError: as `of`.
+    """
+    try:
+        noted = json.loads((state_dir.expanduser() / "controller.json").read_text())
+        address, ca = str(noted["grpc"]), str(noted.get("ca", ""))
+    # It may be half written while a controller starts.
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    access = of(address)
+    return Login(address=address, access=access if access.ca else replace(access, ca=ca))
+
+
+def logins_file(environment: Mapping[str, str] | None = None) -> Path:
+    """Where logins are kept: `outlast/logins.yaml` below the user's configuration."""
+    given = os.environ if environment is None else environment
+    base = given.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
+    return Path(base) / "outlast" / "logins.yaml"
+
+
+def read_logins(path: Path) -> Logins:
+    """The logins of a file; none when it is not there.
+
+    Raises:
+        AccessError: it has something else in it.
+    """
+    if not path.exists():
+        return Logins(current="", by_name={})
+    try:
+        document = yaml.safe_load(read_text(path))
+        by_name = {str(name): _login(each) for name, each in document["logins"].items()}
+        return Logins(current=str(document["current"]), by_name=by_name)
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        raise AccessError(
+            f"{path} is not what `outlast login` writes ({error}); delete it and log in again"
+        ) from error
+
+
+def write_logins(path: Path, logins: Logins) -> None:
+    """Write the file anew, for its owner only.
+
+    Raises:
+        AccessError: it cannot be written.
+    """
+    document = {
+        "current": logins.current,
+        "logins": {name: _as_mapping(login) for name, login in logins.by_name.items()},
+    }
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private.replace_text(path, yaml.safe_dump(document, sort_keys=False))
+    except OSError as error:
+        raise AccessError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def read_text(path: Path) -> str:
+    """A small file of text.
+
+    Raises:
+        AccessError: it cannot be read, or is none.
+    """
+    try:
+        with path.expanduser().open("rb") as file:
+            return file.read(_MAX_BYTES).decode("utf-8")
+    except OSError as error:
+        raise AccessError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise AccessError(f"{path} is no text") from error
+
+
+def _login(given: Mapping[str, Any]) -> Login:
+    fields = {
+        name: str(given[name]) for name in ("ca", "certificate", "key", "token") if name in given
+    }
+    return Login(address=str(given["address"]), access=Access(**fields))
+
+
+def _as_mapping(login: Login) -> dict[str, str]:
+    access = login.access
+    shown = {
+        "ca": access.ca,
+        "certificate": access.certificate,
+        "key": access.key,
+        "token": access.token,
+    }
+    return {"address": login.address, **{name: value for name, value in shown.items() if value}}

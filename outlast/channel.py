@@ -1,0 +1,108 @@
+"""gRPC channels to a controller, with what proves who calls."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import grpc
+import grpc.aio
+
+from outlast.access import Access, AccessError
+
+HEADER = "authorization"
+_Options = Sequence[tuple[str, Any]]
+
+
+def bearer(token: str) -> str:
+    """A token as the value of the header."""
+    return f"Bearer {token}"
+
+
+def open_channel(address: str, access: Access, options: _Options) -> grpc.Channel:
+    """A channel for calls that block.
+
+    Raises:
+        AccessError: the token would travel in clear text through a network.
+    """
+    if not access.ca:
+        if access.token and not is_loopback(address.rpartition(":")[0]):
+            raise AccessError(
+                f"the token for {address} is not sent in clear text; log in with --ca, the "
+                "certificate of the controller's authority"
+            )
+        channel = grpc.insecure_channel(address, options=options)
+    else:
+        channel = grpc.secure_channel(address, _credentials(access), options=options)
+    if not access.token:
+        return channel
+    return grpc.intercept_channel(channel, _Bearer(access.token))
+
+
+def open_aio_channel(address: str, access: Access, options: _Options) -> grpc.aio.Channel:
+    """A channel for calls in an event loop, which bring their tokens themselves."""
+    if not access.ca:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, _credentials(access), options=options)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, as far as its name says so."""
+    name = host.strip("[]")
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _credentials(access: Access) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(
+        access.ca.encode(),
+        access.key.encode() if access.key else None,
+        access.certificate.encode() if access.certificate else None,
+    )
+
+
+class _Details(NamedTuple):
+    """What gRPC asks of the details that an interceptor hands on."""
+
+    method: str
+    timeout: float | None
+    metadata: Sequence[tuple[str, str | bytes]] | None
+    credentials: grpc.CallCredentials | None
+    wait_for_ready: bool | None
+    compression: Any
+
+
+class _Bearer(
+    grpc.UnaryUnaryClientInterceptor,  # type: ignore[type-arg]  # generic in its stubs only
+    grpc.UnaryStreamClientInterceptor,  # type: ignore[type-arg]
+    grpc.StreamUnaryClientInterceptor,  # type: ignore[type-arg]
+):
+    """Adds the token to each call: gRPC's own call credentials refuse to on the loopback."""
+
+    def __init__(self, token: str) -> None:
+        self._header = (HEADER, bearer(token))
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        return self._continue(continuation, details, request)
+
+    def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
+        return self._continue(continuation, details, request)
+
+    def intercept_stream_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        return self._continue(continuation, details, request)
+
+    def _continue(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        given = _Details(
+            method=details.method,
+            timeout=details.timeout,
+            metadata=[*(details.metadata or ()), self._header],
+            credentials=details.credentials,
+            wait_for_ready=details.wait_for_ready,
+            compression=details.compression,
+        )
+        return continuation(given, request)

@@ -1,0 +1,268 @@
+"""`outlast login`, `logout`, `logins`, `whoami` and `audit`: who one is, and who did what."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outlast.cli import describe, output
+from outlast.cli.connect import controller_of
+from outlast.cli.errors import CliError, ExitCode
+from outlast.cli.folders import DEFAULT_STATE_DIR
+from outlast.cli.options import Controller, Json, StateDir
+
+if TYPE_CHECKING:
+    from outlast.access import Access, Login, Logins
+    from outlast.v1.access_pb2 import AuditEntry, WhoAmIResponse
+
+_AUDIT_HEADER = ("WHEN", "CALLER", "FROM", "CALL", "ABOUT", "OUTCOME")
+_LOGINS_HEADER = ("", "NAME", "CONTROLLER", "ENCRYPTED", "SHOWS")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(login)
+    app.command()(logout)
+    app.command()(logins)
+    app.command()(whoami)
+    app.command()(audit)
+
+
+def login(
+    address: Annotated[
+        str, typer.Argument(metavar="HOST:PORT", help="The controller's gRPC address.")
+    ],
+    name: Annotated[
+        str,
+        typer.Option("--name", metavar="NAME", help="What to call it; by default its host."),
+    ] = "",
+    ca: Annotated[
+        Path | None,
+        typer.Option(
+            "--ca", metavar="FILE", help="ca.crt of the authority that signed its certificate."
+        ),
+    ] = None,
+    tls_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-dir",
+            metavar="DIR",
+            help="ca.crt, with your tls.crt and tls.key where it asks for certificates.",
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="Your token; '-' reads standard input. Without it you are asked for one.",
+        ),
+    ] = None,
+) -> None:
+    """Log in to a controller, which commands mean from then on when none is named.
+
+    Nothing is kept unless it answers. A token is kept in a file that only you can read.
+    """
+    from outlast.access import Login, Logins, logins_file, read_logins, write_logins
+
+    with _explained():
+        access = _given_access(ca, tls_dir)
+        if token_file is not None:
+            access = replace(access, token=_token_in(token_file))
+        found = _asked(address, access, may_ask=token_file is None)
+        access, me = found
+        path = logins_file()
+        known = read_logins(path)
+        called = name or address.rpartition(":")[0].strip("[]")
+        entry = Login(address=address, access=access)
+        write_logins(path, Logins(current=called, by_name={**known.by_name, called: entry}))
+    print(f"{called}: {_in_words(me)}")
+
+
+def logout(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Which login; by default the one in use.")
+    ] = "",
+) -> None:
+    """Forget a login. Commands without a controller mean the one on this machine again."""
+    from outlast.access import Logins, logins_file, write_logins
+
+    with _explained():
+        path, known = logins_file(), _known()
+        gone = name or known.current
+        if gone not in known.by_name:
+            listed = ", ".join(known.by_name) or "none"
+            raise CliError(f"no login {gone!r}; there are: {listed}" if gone else "no login in use")
+        kept = {each: entry for each, entry in known.by_name.items() if each != gone}
+        current = "" if known.current == gone else known.current
+        write_logins(path, Logins(current=current, by_name=kept))
+    print(f"{gone}: forgotten")
+
+
+def logins(
+    use: Annotated[
+        str, typer.Option("--use", metavar="NAME", help="Have commands mean this one.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """List the controllers that you are logged in to; * is the one in use."""
+    from outlast.access import Logins, logins_file, write_logins
+
+    with _explained():
+        known = _known()
+        if use:
+            if use not in known.by_name:
+                listed = ", ".join(known.by_name) or "none"
+                raise CliError(f"no login {use!r}; there are: {listed}")
+            known = Logins(current=use, by_name=known.by_name)
+            write_logins(logins_file(), known)
+    if json:
+        listed_json = [
+            {"name": name, "controller": each.address, "current": name == known.current}
+            for name, each in known.by_name.items()
+        ]
+        output.print_json({"logins": listed_json})
+        return
+    rows = [_row(name, each, known.current) for name, each in known.by_name.items()]
+    output.print_table(_LOGINS_HEADER, rows, empty="no logins; `outlast login` makes one")
+
+
+def whoami(
+    controller: Controller = "", state_dir: StateDir = DEFAULT_STATE_DIR, json: Json = False
+) -> None:
+    """Say who you are to the controller, and in which role."""
+    with controller_of(controller, state_dir) as client:
+        me = client.who_am_i()
+    if json:
+        output.print_json({"name": me.name, "role": me.role, "asked": me.asked})
+    else:
+        print(_in_words(me))
+
+
+def audit(
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+    hours: Annotated[
+        float, typer.Option("--hours", metavar="N", min=0.0, help="Of the last hours; 0: all.")
+    ] = 0.0,
+    caller: Annotated[
+        str, typer.Option("--caller", metavar="NAME", help="Only what this one called.")
+    ] = "",
+    most: Annotated[
+        int, typer.Option("--most", metavar="N", min=1, max=10_000, help="At most so many.")
+    ] = 100,
+    json: Json = False,
+) -> None:
+    """List who changed something, or was refused, newest first. For admins."""
+    since_s = time.time() - hours * 3600.0 if hours else 0.0
+    with controller_of(controller, state_dir) as client:
+        entries = client.audit(most=most, since_s=since_s, caller=caller)
+    if json:
+        for entry in entries:
+            output.print_json_line(_entry_json(entry))
+        return
+    rows = [_audit_row(entry) for entry in entries]
+    output.print_table(_AUDIT_HEADER, rows, empty="nothing was changed or refused")
+
+
+def _asked(address: str, access: Access, *, may_ask: bool) -> tuple[Access, WhoAmIResponse]:
+    """Who a controller says one is; where it wants a token, with the one that is typed."""
+    import grpc
+
+    from outlast.client import Client, RefusedError
+
+    try:
+        with Client(address, access=access) as client:
+            return access, client.who_am_i()
+    except RefusedError as error:
+        is_asked = error.code is grpc.StatusCode.UNAUTHENTICATED and not access.token
+        if not (is_asked and may_ask and sys.stdin.isatty()):
+            raise
+    access = replace(access, token=typer.prompt("Token", hide_input=True).strip())
+    with Client(address, access=access) as client:
+        return access, client.who_am_i()
+
+
+def _given_access(ca: Path | None, tls_dir: Path | None) -> Access:
+    from outlast.access import Access, read_text, read_tls_dir
+
+    if ca is not None and tls_dir is not None:
+        raise CliError("give --ca or --tls-dir, which has its own ca.crt")
+    if tls_dir is not None:
+        return read_tls_dir(tls_dir)
+    return Access() if ca is None else Access(ca=read_text(ca))
+
+
+def _token_in(path: Path) -> str:
+    from outlast.access import read_text
+
+    text = sys.stdin.read() if str(path) == "-" else read_text(path)
+    if not (token := text.strip()):
+        raise CliError(f"--token-file {path} is empty")
+    return token
+
+
+def _known() -> Logins:
+    from outlast.access import logins_file, read_logins
+
+    return read_logins(logins_file())
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    from outlast.client import UnavailableError
+    from outlast.errors import OutlastError
+
+    try:
+        yield
+    except UnavailableError as error:
+        raise CliError(str(error), ExitCode.NO_CONTROLLER) from error
+    except OutlastError as error:
+        raise CliError(str(error)) from error
+
+
+def _in_words(me: WhoAmIResponse) -> str:
+    if not me.asked:
+        return "the controller asks nobody who he is; you may do everything"
+    return f"you are {me.name}, {me.role}"
+
+
+def _row(name: str, entry: Login, current: str) -> tuple[str, ...]:
+    access = entry.access
+    shows = [
+        word
+        for word, is_shown in (("token", access.token), ("certificate", access.certificate))
+        if is_shown
+    ]
+    return (
+        "*" if name == current else "",
+        name,
+        entry.address,
+        "yes" if access.ca else "no",
+        " and ".join(shows) or "nothing",
+    )
+
+
+def _audit_row(entry: AuditEntry) -> tuple[str, ...]:
+    host = entry.peer.rpartition(":")[0].partition(":")[2] or entry.peer
+    outcome = f"{entry.outcome}: {entry.why}" if entry.why else entry.outcome
+    return (
+        describe.short_clock(entry.at_s, time.time()),
+        entry.caller or "-",
+        host,
+        entry.call,
+        entry.about or "-",
+        outcome,
+    )
+
+
+def _entry_json(entry: AuditEntry) -> dict[str, object]:
+    names = ("at_s", "caller", "role", "peer", "call", "about", "outcome", "why")
+    return {name: getattr(entry, name) for name in names}

@@ -1,0 +1,44 @@
+"""How a controller refuses a call, or does not answer it, as exceptions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from outlast.errors import FatalError, RetryableError
+from outlast.grpc_details import details
+from outlast.problems import SpecError
+
+
+class UnavailableError(RetryableError):
+    """No controller answers at the address."""
+
+
+class NotFoundError(FatalError):
+    """There is no such job, node, incident or run."""
+
+
+class RefusedError(FatalError):
+    """The controller understood and will not do it; `reason` is a constant, `code` gRPC's."""
+
+    def __init__(self, message: str, *, reason: str, code: grpc.StatusCode) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.code = code
+
+
+def explained(error: Any, address: str) -> Exception:
+    """What gRPC raised, as one of ours."""
+    code, message = error.code(), error.details() or ""
+    problems, reason = details(error)
+    if problems:
+        return SpecError(problems)
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return UnavailableError(
+            f"no controller answers at {address} ({message}); "
+            "start one with `outlast up`, or give its address"
+        )
+    if code is grpc.StatusCode.NOT_FOUND:
+        return NotFoundError(message)
+    return RefusedError(message or code.name, reason=reason, code=code)

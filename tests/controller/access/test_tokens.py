@@ -1,0 +1,103 @@
+"""The file of tokens."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from controller.access import tokens
+from controller.access.callers import Callers
+from controller.access.roles import Caller, Role
+
+TODAY = datetime.date(2026, 11, 28)
+
+
+def entry(name: str, token: str, **changes: object) -> tokens.Entry:
+    values = {"name": name, "role": Role.VIEWER, "sha256": tokens.digest(token), **changes}
+    return tokens.Entry(**values)  # type: ignore[arg-type]  # as the test gives them
+
+
+def test_a_file_comes_back_as_it_was_written_and_has_no_token(tmp_path: Path) -> None:
+    token, digest = tokens.new_token()
+    path = tmp_path / "new" / "tokens.yaml"
+    written = (
+        entry("alice", token, role=Role.ADMIN),
+        entry("ci@lab", "other", until=TODAY),
+    )
+    tokens.write(path, written)
+    assert tokens.read(path) == written
+    assert token not in path.read_text()
+    assert digest in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_tokens_differ_and_are_long() -> None:
+    made = {tokens.new_token()[0] for _ in range(100)}
+    assert len(made) == 100
+    assert all(re.fullmatch(r"outlast_[-_A-Za-z0-9]{43}", token) for token in made)
+
+
+def test_a_token_holds_to_the_end_of_its_last_day() -> None:
+    entries = [entry("alice", "a", until=TODAY), entry("kim", "k")]
+    tomorrow = TODAY + datetime.timedelta(days=1)
+    assert tokens.find("a", entries, TODAY) == entries[0]
+    assert tokens.find("a", entries, tomorrow) is None
+    assert tokens.find("k", entries, tomorrow) == entries[1]
+    assert tokens.find("x", entries, TODAY) is None
+
+
+DIGEST = "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("", "has no list of tokens"),
+        ("{a: 1}", "has no list of tokens"),
+        ("- [", "is not YAML"),
+        ("- 7", "entry 1 is 7; allowed: the fields name, role, sha256, until"),
+        (f"- {{name: a b, role: viewer, sha256: {DIGEST}}}", "name is 'a b'; allowed"),
+        (f"- {{name: a, role: root, sha256: {DIGEST}}}", "role is 'root'; allowed: viewer"),
+        ("- {name: a, role: viewer, sha256: xyz}", "sha256 is 'xyz'; allowed: 64 digits"),
+        (f"- {{name: a, role: viewer, sha256: {DIGEST}, until: soon}}", "until is 'soon'"),
+        (f"- {{name: a, role: viewer, sha256: {DIGEST}, token: x}}", "token is not known"),
+        (f"- &one {{name: a, role: viewer, sha256: {DIGEST}}}\n- *one", "has a name twice"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, wrong: str) -> None:
+    path = tmp_path / "tokens.yaml"
+    path.write_text(text)
+    with pytest.raises(tokens.TokensError, match=re.escape(wrong)):
+        tokens.read(path)
+
+
+def test_a_file_that_is_not_there_is_no_open_door(tmp_path: Path) -> None:
+    with pytest.raises(tokens.TokensError, match="cannot be read"):
+        Callers(tmp_path / "tokens.yaml")
+
+
+def test_a_changed_file_holds_at_once_and_a_broken_one_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.yaml"
+    tokens.write(path, [entry("alice", "a")])
+    callers = Callers(path, today=lambda: TODAY)
+    assert callers.by_token("a") == Caller(name="alice", role=Role.VIEWER)
+    tokens.write(path, [entry("kim", "k")])
+    assert callers.by_token("a") is None
+    assert callers.by_token("k") == Caller(name="kim", role=Role.VIEWER)
+    for broken in ("- {", None):
+        path.write_text(broken) if broken is not None else path.unlink()
+        assert callers.by_token("k") is not None
+        assert callers.by_token("a") is None
+
+
+@pytest.mark.parametrize("header", ["", "k", "Basic k", "bearer k", "Bearer  k", "Bearer"])
+def test_a_header_of_another_form_is_nobodys(tmp_path: Path, header: str) -> None:
+    path = tmp_path / "tokens.yaml"
+    tokens.write(path, [entry("kim", "k")])
+    callers = Callers(path, today=lambda: TODAY)
+    assert callers.by_header(header) is None
+    assert callers.by_header("Bearer k") is not None
