@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # every process of the tests, many at once.
 COMPILED = $(VENV)/lib/python*/site-packages/torch $(VENV)/lib/python*/site-packages/numpy
 
-.PHONY: demo test test-crash test-seeds test-properties test-kube kube-server test-prometheus test-stores test-foreign \
+.PHONY: demo test test-crash test-seeds test-properties test-fuzz test-kube kube-server test-prometheus test-stores test-foreign \
 	test-web screenshots chaos chaos-full lint rewritten proto clean
 
 $(STAMP): pyproject.toml constraints.txt
@@ -51,6 +51,12 @@ test-seeds: $(STAMP)
 # Properties with other examples than those of `make test`, and more where a test sets no number.
 test-properties: $(STAMP)
 	HYPOTHESIS_PROFILE=random $(BIN)/pytest -n 2 -m hypothesis tests
+
+# A hundred thousand strange inputs on everything that listens; `make test` sends 300. About half an
+# hour; FUZZ_SEED=N sends others.
+FUZZ_INPUTS ?= 100000
+test-fuzz: $(STAMP)
+	FUZZ_INPUTS=$(FUZZ_INPUTS) $(BIN)/pytest -n 2 --timeout 3600 tests/fuzz
 
 # Against kube-apiserver and etcd, which are built once per machine (about 6 minutes).
 test-kube: $(STAMP) kube-server

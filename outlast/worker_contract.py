@@ -309,7 +309,7 @@ class _Reader:
         text = self.text(field)
         try:
             return read_script(json.loads(text)) if text else None
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise _wrong(field, repr(text[:100]), f"it must be a script ({error})") from error
 
     def several(self, field: str, parse: Callable[[object], Parsed]) -> tuple[Parsed, ...]:
@@ -319,7 +319,7 @@ class _Reader:
             if not isinstance(document, list):
                 raise TypeError("no list")
             return tuple(parse(each) for each in document)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise _wrong(field, repr(text[:100]), f"it must be a JSON list ({error})") from error
 
 

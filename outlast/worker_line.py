@@ -101,7 +101,7 @@ def from_agent(message: FromAgent) -> bytes:
 
 def read_from_worker(line: bytes) -> Left:
     """The message of a line. Raises ValueError: it is none."""
-    match json.loads(line):
+    match _parsed(line):
         case {"event": Op.LEFT.value, "attempt": int(attempt)}:
             return Left(attempt)
     raise ValueError(f"message of a worker: {line[:200]!r} is none")
@@ -109,12 +109,19 @@ def read_from_worker(line: bytes) -> Left:
 
 def read_from_agent(line: bytes) -> FromAgent:
     """The message of a line. Raises ValueError: it is none."""
-    match json.loads(line):
+    match _parsed(line):
         case {"op": Op.LEAVE.value, "attempt": int(attempt)}:
             return Leave(attempt)
         case {"op": Op.JOIN.value, "contract": dict(contract)}:
             return Join(WorkerContract.from_env(contract))
     raise ValueError(f"message of an agent: {line[:200]!r} is none")
+
+
+def _parsed(line: bytes) -> object:
+    try:
+        return json.loads(line)
+    except RecursionError as error:
+        raise ValueError(f"a line is nested too deeply: {line[:200]!r}") from error
 
 
 def _line(document: Mapping[str, object]) -> bytes:

@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 # Of a connection on which nobody asks for anything: steps may be far apart.
 _IDLE_S = 3600.0
+# From whoever connects, before it has shown the token.
+_MAX_HELLO_BYTES = 4096
 # A node gives to one node and is asked by a few; anything more is not us.
 _MAX_CONNECTIONS = 64
 # After a connection that could not be taken.
@@ -172,7 +174,7 @@ class Holder:
                 self._lines.discard(line)
 
     def _greet(self, line: Line) -> _Visitor | None:
-        hello = line.receive()
+        hello = line.receive(max_bytes=_MAX_HELLO_BYTES)
         if hello is None or hello.get("kind") != "hello":
             return None
         if not hmac.compare_digest(text(hello, "token").encode(), self._token.encode()):

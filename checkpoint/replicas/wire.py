@@ -96,7 +96,9 @@ class Line:
         text = json.dumps(message).encode()
         self._socket.sendall(_FRAME.pack(len(text), block_checksum(CHECKSUM, text)) + text)
 
-    def receive(self, within_s: float = SILENCE_S) -> dict[str, object] | None:
+    def receive(
+        self, within_s: float = SILENCE_S, max_bytes: int = _MAX_MESSAGE_BYTES
+    ) -> dict[str, object] | None:
         """The next message, if it begins in time; None when the other side has hung up.
 
         Raises:
@@ -111,13 +113,16 @@ class Line:
         finally:
             self._socket.settimeout(SILENCE_S)
         size, checksum = _FRAME.unpack(head)
-        if size > _MAX_MESSAGE_BYTES:
-            raise ReplicaError(f"a message of {size} bytes; at most {_MAX_MESSAGE_BYTES}")
+        if size > max_bytes:
+            raise ReplicaError(f"a message of {size} bytes; at most {max_bytes}")
         text = bytearray(size)
         self._fill(memoryview(text))
         if block_checksum(CHECKSUM, text) != checksum:
             raise ReplicaError("a message does not fit its checksum")
-        document: object = json.loads(text)
+        try:
+            document: object = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ReplicaError(f"a message is no JSON: {error}") from error
         if not isinstance(document, dict):
             raise ReplicaError(f"a message is a {type(document).__name__}")
         return document

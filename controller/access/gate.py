@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from controller.access.audit import Audit, Entry
 from controller.access.callers import Callers
@@ -76,12 +77,13 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
         )
 
     def _guarded(self, handler: Any, call: _Call) -> Any:
+        """The handler, which takes requests as bytes: none is read before its caller is known."""
         if handler.response_streaming:
             return self._streaming(handler, call)
         answer_one = handler.stream_unary if handler.request_streaming else handler.unary_unary
 
-        async def single(request: Any, context: Context) -> Any:
-            async with self._admitted(call, request, context) as made:
+        async def single(data: Any, context: Context) -> Any:
+            async with self._admitted(call, handler, data, context) as (request, made):
                 response = await answer_one(request, context)
                 made.append(response)
                 return response
@@ -91,18 +93,18 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
             if handler.request_streaming
             else grpc.unary_unary_rpc_method_handler
         )
-        return make(single, handler.request_deserializer, handler.response_serializer)
+        return make(single, None, handler.response_serializer)
 
     def _streaming(self, handler: Any, call: _Call) -> Any:
         start = handler.stream_stream if handler.request_streaming else handler.unary_stream
 
-        async def written(request: Any, context: Context) -> None:
-            async with self._admitted(call, request, context):
+        async def written(data: Any, context: Context) -> None:
+            async with self._admitted(call, handler, data, context) as (request, _):
                 await start(request, context)
 
-        async def yielded(request: Any, context: Context) -> AsyncIterator[Any]:
+        async def yielded(data: Any, context: Context) -> AsyncIterator[Any]:
             async with (
-                self._admitted(call, request, context),
+                self._admitted(call, handler, data, context) as (request, _),
                 contextlib.aclosing(start(request, context)) as answers,
             ):
                 async for answer in answers:
@@ -115,22 +117,24 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
         )
         # A service may write its answers itself in place of yielding them; gRPC looks which.
         stream = written if inspect.iscoroutinefunction(start) else yielded
-        return make(stream, handler.request_deserializer, handler.response_serializer)
+        return make(stream, None, handler.response_serializer)
 
     @contextlib.asynccontextmanager
     async def _admitted(
-        self, call: _Call, request: Any, context: Context
-    ) -> AsyncIterator[list[Any]]:
-        """A call that may be made; what it answers goes into the list."""
+        self, call: _Call, handler: Any, data: Any, context: Context
+    ) -> AsyncIterator[tuple[Any, list[Any]]]:
+        """The request of a call that may be made; what it answers goes into the list."""
         caller = await self._known(call, context)
-        owner = self._owner_of(request.job_id) if call.rule.of_owner else None
-        if why := refusal(caller, call.rule, owner):
-            self._note(call, caller, context, request, "PERMISSION_DENIED", why)
-            await abort(context, grpc.StatusCode.PERMISSION_DENIED, why, reason="NOT_ALLOWED")
+        if handler.request_streaming:
+            await self._check(call, caller, None, context)
+            request = _each_read(handler, data, context)
+        else:
+            request = await _read(handler, data, context)
+            await self._check(call, caller, request, context)
         reset = _caller.set(caller)
         made: list[Any] = []
         try:
-            yield made
+            yield request, made
         finally:
             with contextlib.suppress(ValueError):
                 # A stream that is closed from another task has a context of its own.
@@ -138,6 +142,14 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
             if call.rule.changes:
                 about = made[0] if made else request
                 self._note(call, caller, context, about, _outcome(context, is_done=bool(made)))
+
+    async def _check(self, call: _Call, caller: Caller, request: Any, context: Context) -> None:
+        """End a call that its caller may not make."""
+        is_known = call.rule.of_owner and request is not None
+        owner = self._owner_of(request.job_id) if is_known else None
+        if why := refusal(caller, call.rule, owner):
+            self._note(call, caller, context, request, "PERMISSION_DENIED", why)
+            await abort(context, grpc.StatusCode.PERMISSION_DENIED, why, reason="NOT_ALLOWED")
 
     async def _known(self, call: _Call, context: Context) -> Caller:
         if not self._callers.are_asked:
@@ -199,6 +211,27 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
                 why=why,
             )
         )
+
+
+async def _read(handler: Any, data: bytes, context: Context) -> Any:
+    if handler.request_deserializer is None:
+        return data
+    try:
+        return handler.request_deserializer(data)
+    except DecodeError:
+        await abort(
+            context,
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "the request is no message of this method",
+            reason="UNREADABLE",
+        )
+
+
+async def _each_read(
+    handler: Any, messages: AsyncIterator[bytes], context: Context
+) -> AsyncIterator[Any]:
+    async for data in messages:
+        yield await _read(handler, data, context)
 
 
 def _outcome(context: Context, *, is_done: bool) -> str:

@@ -214,7 +214,7 @@ class Suites:
 def _parse(line: bytes) -> dict[str, object]:
     try:
         document = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _nonsense(line) from error
     if not isinstance(document, dict):
         raise _nonsense(line)

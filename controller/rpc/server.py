@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -122,9 +123,9 @@ class Server:
         jobs = JobsService(service, sessions, parts.edge, logs, parts.checkpoint_root, parts.code)
         nodes = NodesService(service, sessions, parts.edge, parts.clock)
         add_AccessServicer_to_server(AccessService(parts.callers, parts.audit), self._server)
-        admission = Admission(agents, parts.join_token_file)
+        admission = Admission(agents, parts.join_token_file, parts.audit)
         self._server.add_generic_rpc_handlers((admission.handler(),))
-        code = CodeService(parts.code, admission.check_token)
+        code = CodeService(parts.code, partial(admission.check_token, call="Code/GetCode"))
         add_CodeServicer_to_server(code, self._server)
         add_JobsServicer_to_server(jobs, self._server)
         add_NodesServicer_to_server(nodes, self._server)

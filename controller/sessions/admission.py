@@ -10,6 +10,7 @@ measured here before they are parsed.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from controller import join_token
+from controller.access.audit import Audit, Entry
+from controller.access.callers import NODE
 from controller.access.gate import current_caller
 from controller.grpc_errors import Context, abort
 from controller.ratelimit import RateLimitedLog
@@ -34,9 +37,10 @@ SERVICE, METHOD = "outlast.v1.Agents", "Session"
 class Admission:
     """The agents' service behind its checks."""
 
-    def __init__(self, agents: AgentsService, token_file: Path | None) -> None:
+    def __init__(self, agents: AgentsService, token_file: Path | None, audit: Audit) -> None:
         self._agents = agents
         self._token_file = token_file
+        self._audit = audit
         self._log = RateLimitedLog(logger)
 
     def handler(self) -> grpc.GenericRpcHandler[bytes, agents_pb2.ControllerMessage]:
@@ -53,10 +57,10 @@ class Admission:
         self, messages: AsyncIterator[bytes], context: Context
     ) -> AsyncIterator[agents_pb2.ControllerMessage]:
         await self.check_token(context)
-        async for answer in self._agents.Session(_parsed(messages, context), context):
+        async for answer in self._agents.Session(self._parsed(messages, context), context):
             yield answer
 
-    async def check_token(self, context: Context) -> None:
+    async def check_token(self, context: Context, call: str = f"Agents/{METHOD}") -> None:
         """End the call of an agent that has not shown the join token, where one is asked for."""
         if self._token_file is None:
             return
@@ -81,48 +85,62 @@ class Admission:
         self._log.warning(
             (what, peer.rpartition(":")[0]), "agent refused: join token %s: peer=%s", what, peer
         )
+        why = f"the join token is {what}"
+        self._note(context, call, "", grpc.StatusCode.UNAUTHENTICATED, why)
         await abort(
             context,
             grpc.StatusCode.UNAUTHENTICATED,
-            f"the join token is {what}; {join_token.REMEDY}",
+            f"{why}; {join_token.REMEDY}",
             reason=f"JOIN_TOKEN_{what.upper()}",
         )
 
+    async def _parsed(
+        self, messages: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[agents_pb2.AgentMessage]:
+        is_first = True
+        async for data in messages:
+            if is_first and len(data) > MAX_HELLO_BYTES:
+                await abort(
+                    context,
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    f"the first message has {len(data)} bytes; allowed: {MAX_HELLO_BYTES}; what "
+                    "does not fit comes in an inventory after the hello",
+                    reason="HELLO_TOO_LARGE",
+                )
+            is_first = False
+            try:
+                message = agents_pb2.AgentMessage.FromString(data)
+            except DecodeError:
+                await abort(
+                    context,
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    "a message is none of outlast.v1.AgentMessage",
+                    reason="UNREADABLE",
+                )
+            await self._check_name(message, context)
+            yield message
 
-async def _parsed(
-    messages: AsyncIterator[bytes], context: Context
-) -> AsyncIterator[agents_pb2.AgentMessage]:
-    is_first = True
-    async for data in messages:
-        if is_first and len(data) > MAX_HELLO_BYTES:
-            await abort(
-                context,
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"the first message has {len(data)} bytes; allowed: {MAX_HELLO_BYTES}; what does "
-                "not fit comes in an inventory after the hello",
-                reason="HELLO_TOO_LARGE",
+    async def _check_name(self, message: agents_pb2.AgentMessage, context: Context) -> None:
+        """A node with a certificate speaks for the node that it names only."""
+        certified = current_caller().name
+        if certified and message.HasField("hello") and message.hello.node_id != certified:
+            why = f"the certificate is that of node {certified}, not of {message.hello.node_id}"
+            code = grpc.StatusCode.PERMISSION_DENIED
+            self._note(context, f"Agents/{METHOD}", certified, code, why)
+            await abort(context, code, why, reason="WRONG_NODE")
+
+    def _note(
+        self, context: Context, call: str, node: str, code: grpc.StatusCode, why: str
+    ) -> None:
+        self._audit.add(
+            Entry(
+                at_s=time.time(),
+                caller=node,
+                role=NODE if node else "",
+                peer=context.peer(),
+                call=call,
+                about=node,
+                outcome=code.name,
+                why=why,
             )
-        is_first = False
-        try:
-            message = agents_pb2.AgentMessage.FromString(data)
-        except DecodeError:
-            await abort(
-                context,
-                grpc.StatusCode.INVALID_ARGUMENT,
-                "a message is none of outlast.v1.AgentMessage",
-                reason="UNREADABLE",
-            )
-        await _check_name(message, context)
-        yield message
-
-
-async def _check_name(message: agents_pb2.AgentMessage, context: Context) -> None:
-    """A node with a certificate speaks for the node that it names only."""
-    certified = current_caller().name
-    if certified and message.HasField("hello") and message.hello.node_id != certified:
-        await abort(
-            context,
-            grpc.StatusCode.PERMISSION_DENIED,
-            f"the certificate is that of node {certified}, not of {message.hello.node_id}",
-            reason="WRONG_NODE",
         )

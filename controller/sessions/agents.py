@@ -220,6 +220,9 @@ class AgentsService(AgentsServicer):
                 self._take(session, message)
         except grpc.RpcError as error:
             logger.info("session broke: node=%s %s", session.node, error)
+        except grpc.aio.AbortError:
+            # A message was none, which the agent has been answered.
+            logger.warning("session refused: node=%s", session.node)
         except Exception:
             # Our own mistake, provoked by one agent: it must not take the others down,
             # nor stay connected half-heard.

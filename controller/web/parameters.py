@@ -70,7 +70,7 @@ async def json_body(request: Request) -> dict[str, Any]:
             )
     try:
         value = json.loads(body or b"{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(400, f"the body is no JSON: {error}") from error
     if not isinstance(value, dict):
         raise RequestError(400, "the body is no JSON object")

@@ -271,5 +271,7 @@ def test_agents_show_the_join_token_beside_callers_with_tokens(tmp_path: Path) -
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await session.read()
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            (entry,) = Audit(tmp_path / "state").read()
+            assert (entry.call, entry.why) == ("Agents/Session", "the join token is wrong")
 
     asyncio.run(whole())

@@ -16,6 +16,7 @@ import httpx
 import pytest
 from cryptography import x509
 
+from controller.access.audit import Audit
 from controller.access.authority import Subject, issue, make_authority, show
 from controller.access.roles import RULES
 from controller.access.tls import ServerTls, TlsError
@@ -136,6 +137,8 @@ def test_a_node_speaks_for_the_node_of_its_certificate_only(tmp_path: Path) -> N
         assert await join(address, node, "n0") == "welcome"
         stolen = await join(address, node, "n1")
         assert stolen.startswith("PERMISSION_DENIED: the certificate is that of node n0, not of n1")
+        (entry,) = Audit(tmp_path / "state").read()
+        assert (entry.caller, entry.role, entry.outcome) == ("n0", "node", "PERMISSION_DENIED")
         as_node = await join(address, admin, "n0")
         assert "this takes the certificate of a node, and that of adam was shown" in as_node
         for method, rule in RULES.items():
