@@ -29,6 +29,7 @@ from checkpoint.core.pacing import Pace
 from checkpoint.core.shards import ShardTable
 from checkpoint.core.slots import NUM_HELD_SLOTS, choose_held
 from checkpoint.errors import DamagedMemoryError
+from checkpoint.replicas.encryption import Encryption
 from checkpoint.replicas.wire import (
     Copy,
     Line,
@@ -71,9 +72,13 @@ class Duty:
 class Holder:
     """The replica port of a node. `memory_dir` is the root of its host memory."""
 
-    def __init__(self, memory_dir: Path, address: str, token: str) -> None:
+    def __init__(
+        self, memory_dir: Path, address: str, token: str, encryption: Encryption | None = None
+    ) -> None:
+        """`token` is what who connects must have; with `encryption`, one that it has made."""
         self._memory_dir = memory_dir
         self._token = token
+        self._encryption = encryption
         self._duties: dict[str, Duty] = {}
         self._lines: set[Line] = set()
         self._lock = threading.Lock()
@@ -151,18 +156,20 @@ class Holder:
             if is_full:
                 connection.close()
                 return
-            line = Line(connection)
             threading.Thread(
-                target=self._serve, args=(line,), name="replica-serve", daemon=True
+                target=self._serve, args=(connection,), name="replica-serve", daemon=True
             ).start()
         except BaseException:
             connection.close()
             raise
 
-    def _serve(self, line: Line) -> None:
+    def _serve(self, connection: socket.socket) -> None:
+        line = Line(connection)
         with self._lock:
             self._lines.add(line)
         try:
+            if self._encryption is not None:
+                line.encrypt(self._encryption)
             with line:
                 visitor = self._greet(line)
                 if visitor is not None:

@@ -8,7 +8,8 @@ A connection begins with a `hello` that names the receiver's token, the job and 
 attempt, and is then a sequence of requests: `put` gives a copy, `list` asks what there is,
 `get` asks for a copy. Every wait ends at the connection's timeout, every payload at a
 deadline. Damage on the way is found by the checksums; they are no protection against
-forgery, nor is anything encrypted: the port belongs on the cluster's own network.
+forgery. Where the controller encrypts, agents do (`encryption`); else the port belongs on
+the cluster's own network.
 
 What does not belong here: who gives what to whom, and where copies lie.
 """
@@ -29,6 +30,7 @@ from checkpoint.checksums import CHECKSUM, block_checksum
 from checkpoint.core.blocks import blocks_of
 from checkpoint.core.pacing import Pace
 from checkpoint.core.slots import UploadState
+from checkpoint.replicas.encryption import Encryption, WrongAgentError, dialled
 from checkpoint.stage.slot_sums import Verifier, damaged, ensure_sums, store_sums
 from checkpoint.stage.slotfile import PAYLOAD_AT, Seal, SlotFile
 from outlast.errors import RetryableError
@@ -77,6 +79,14 @@ class Line:
         self._socket = connection
         connection.settimeout(SILENCE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def encrypt(self, encryption: Encryption) -> None:
+        """Go on encrypted, as the one who was called.
+
+        Raises:
+            OSError: the other side does something else.
+        """
+        self._socket = encryption.accepted(self._socket)
 
     def __enter__(self) -> Line:
         return self
@@ -208,7 +218,14 @@ def connect(peer: Peer, job_id: str, attempt: int) -> Line:
         ReplicaError: it does not know us, or not this attempt.
         OSError: it cannot be reached.
     """
-    line = Line(socket.create_connection((peer.address, peer.port), timeout=SILENCE_S))
+    connection = socket.create_connection((peer.address, peer.port), timeout=SILENCE_S)
+    try:
+        line = Line(dialled(connection, peer.token))
+    except WrongAgentError as error:
+        raise ReplicaError(f"{peer.node}: {error}") from error
+    except BaseException:
+        connection.close()
+        raise
     try:
         line.ask({"kind": "hello", "token": peer.token, "job": job_id, "attempt": attempt})
     except BaseException:

@@ -120,7 +120,7 @@ class Hello(google.protobuf.message.Message):
     replica_port: builtins.int
     """Where other nodes' agents bring copies of host memory, at `address`; 0 for nowhere."""
     replica_token: builtins.str
-    """What they must say there."""
+    """What they must have to connect there: a secret, and with encryption a fingerprint after it."""
     predecessor: builtins.str
     """Incarnation of the agent before this one on the node, if that one ended in order."""
     inventory_follows: builtins.bool

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from checkpoint.core.names import memory_folder, replica_folder
+from checkpoint.replicas.encryption import Encryption
 from checkpoint.replicas.holder import Duty, Holder
 from checkpoint.replicas.sender import Replicator
 from checkpoint.replicas.wire import Peer
@@ -68,8 +69,15 @@ class Sending:
 
 
 @contextlib.contextmanager
-def holding(memory: Path, *, attempt: int = 1, ranks: tuple[int, ...] = (0,)) -> Iterator[Holder]:
-    holder = Holder(memory, "127.0.0.1", TOKEN)
+def holding(
+    memory: Path,
+    *,
+    attempt: int = 1,
+    ranks: tuple[int, ...] = (0,),
+    encryption: Encryption | None = None,
+) -> Iterator[Holder]:
+    token = TOKEN if encryption is None else encryption.token(TOKEN)
+    holder = Holder(memory, "127.0.0.1", token, encryption)
     holder.take_duty(JOB, Duty(attempt=attempt, ranks=frozenset(ranks), bytes_per_s=None))
     try:
         yield holder
@@ -119,6 +127,8 @@ class Spoiler:
         """Which byte of those that come back."""
         self.cut_at: int | None = None
         """After how many bytes towards `port` to hang up."""
+        self.heard = bytearray()
+        """All that went towards `port`."""
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self._threads[0].start()
 
@@ -144,6 +154,7 @@ class Spoiler:
         at = 0
         with contextlib.suppress(OSError):
             while chunk := bytearray(near.recv(1 << 16)):
+                self.heard += chunk
                 _flip(chunk, at, self.flip_at)
                 at += len(chunk)
                 if self.cut_at is not None and at > self.cut_at:
@@ -162,6 +173,16 @@ class Spoiler:
                 at += len(chunk)
                 near.sendall(chunk)
             near.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def listening_in(port: int) -> Iterator[Spoiler]:
+    """Somebody between, who changes nothing."""
+    between = Spoiler(port)
+    try:
+        yield between
+    finally:
+        between.close()
 
 
 def _flip(chunk: bytearray, at: int, wanted: int | None) -> None:

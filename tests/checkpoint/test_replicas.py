@@ -15,14 +15,18 @@ import torch
 
 from checkpoint.core.names import memory_folder, replica_folder
 from checkpoint.replicas import wire as replica_wire
+from checkpoint.replicas.encryption import Encryption
 from checkpoint.replicas.holder import Duty
+from checkpoint.replicas.wire import ReplicaError
 from checkpoint.restore.restore import SealedStep, load_memory, sealed_steps
 from checkpoint.stage import slotfile
 from checkpoint.stage.payload import NamedTensor, make_table
 from tests.checkpoint.copying import (
     JOB,
+    TOKEN,
     Spoiler,
     holding,
+    listening_in,
     make_replicated_stager,
     peer_at,
     save,
@@ -190,6 +194,43 @@ def test_agent_that_has_not_heard_of_the_attempt_is_asked_again(here: Path, ther
 def test_wrong_token_gets_nowhere(here: Path, there: Path) -> None:
     with holding(there) as holder, pytest.raises(replica_wire.ReplicaError, match="token"):
         replica_wire.connect(peer_at(holder.port, token="another"), JOB, 1)
+
+
+@pytest.mark.parametrize("is_encrypted", [True, False])
+def test_encrypted_copies_have_the_same_bits_and_nobody_reads_them_on_the_way(
+    here: Path, there: Path, is_encrypted: bool
+) -> None:
+    tensors = large_tensors()
+    stager = make_replicated_stager(here, tensors)
+    encryption = Encryption() if is_encrypted else None
+    token = TOKEN if encryption is None else encryption.token(TOKEN)
+    with (
+        holding(there, encryption=encryption) as holder,
+        listening_in(holder.port) as between,
+        sending(here, peer_at(between.port, token=token)) as it,
+    ):
+        save(stager, 7)
+        wait_for(lambda: stager.newest_replicated == 7, "a copy of step 7")
+        assert steps_held(there, tensors) == [7]
+        assert it.replicator.sent_bytes == holder.received_bytes > 0
+    heard = bytes(between.heard)
+    assert len(heard) > LARGE * 8
+    state = tensors[0].tensor.numpy().tobytes()[:64]
+    for word in (TOKEN.encode(), b'"kind": "put"', state):
+        assert (word in heard) is not is_encrypted
+
+
+def test_another_agent_in_the_place_of_one_gets_neither_token_nor_copy(there: Path) -> None:
+    meant, other = Encryption(), Encryption()
+    with holding(there, encryption=other) as holder:
+        peer = peer_at(holder.port, token=meant.token(TOKEN))
+        with pytest.raises(replica_wire.ReplicaError, match="who answers there is another agent"):
+            replica_wire.connect(peer, JOB, 1)
+
+
+def test_who_does_not_encrypt_does_not_get_through_to_who_does(there: Path) -> None:
+    with holding(there, encryption=Encryption()) as holder, pytest.raises((OSError, ReplicaError)):
+        replica_wire.connect(peer_at(holder.port), JOB, 1)
 
 
 def test_rank_that_is_kept_elsewhere_now_is_refused_and_its_copies_go(

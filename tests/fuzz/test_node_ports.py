@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint.checksums import CHECKSUM, block_checksum
+from checkpoint.replicas.encryption import Encryption, dialled
 from checkpoint.replicas.holder import Duty, Holder
 from checkpoint.stage.payload import make_table
 from controller.agent.mistakes import Mistakes
@@ -85,10 +86,13 @@ def request(rng: random.Random) -> bytes:
     return json.dumps(message).encode()
 
 
+@pytest.mark.parametrize("is_encrypted", [False, True])
 def test_the_replica_port_hangs_up_on_what_makes_no_sense(
-    tmp_path: Path, no_thread_fails: None
+    tmp_path: Path, no_thread_fails: None, is_encrypted: bool
 ) -> None:
-    holder = Holder(tmp_path, "127.0.0.1", TOKEN)
+    encryption = Encryption() if is_encrypted else None
+    holder = Holder(tmp_path, "127.0.0.1", TOKEN, encryption)
+    through = "" if encryption is None else encryption.token("")
     holder.take_duty(JOB, Duty(attempt=3, ranks=frozenset({0, 1}), bytes_per_s=None))
     memory, files = memory_bytes(PID), descriptors(PID)
     try:
@@ -100,7 +104,9 @@ def test_the_replica_port_hangs_up_on_what_makes_no_sense(
             address = ("127.0.0.1", holder.port)
             with (
                 contextlib.suppress(OSError),
-                socket.create_connection(address, timeout=5) as line,
+                socket.create_connection(address, timeout=5) as plain,
+                # Some do not get as far as that.
+                dialled(plain, through if rng.random() < 0.8 else "") as line,
             ):
                 line.sendall(data)
                 line.shutdown(socket.SHUT_WR)
@@ -109,7 +115,8 @@ def test_the_replica_port_hangs_up_on_what_makes_no_sense(
         eventually(lambda: descriptors(PID) <= files + 4, "lines stay open")
         assert memory_bytes(PID) < memory + MAX_GROWTH_BYTES
         # It is all there still.
-        with socket.create_connection(("127.0.0.1", holder.port), timeout=5) as line:
+        plain = socket.create_connection(("127.0.0.1", holder.port), timeout=5)
+        with dialled(plain, through) as line:
             right = {"kind": "hello", "token": TOKEN, "job": JOB, "attempt": 3}
             line.sendall(framed(json.dumps(right).encode()))
             assert b'{"ok": true}' in line.recv(4096)

@@ -22,6 +22,7 @@ from typing import Protocol
 
 from checkpoint.core import names
 from checkpoint.core.placement import Placement
+from checkpoint.replicas.encryption import Encryption
 from checkpoint.replicas.fetch import Fetched, Fetcher, Source
 from checkpoint.replicas.holder import Duty, Holder
 from checkpoint.replicas.placing import num_own_slots, placement_of
@@ -119,8 +120,11 @@ class Replicas:
         self._node = config.node
         self._events = events
         self._loop = asyncio.get_running_loop()
-        self.token = secrets.token_hex(16)
-        self._holder = Holder(config.memory_dir, config.address, self.token)
+        secret = secrets.token_hex(16)
+        # As the agent's connection to the controller is.
+        encryption = None if config.tls_dir is None else Encryption()
+        self.token = secret if encryption is None else encryption.token(secret)
+        self._holder = Holder(config.memory_dir, config.address, self.token, encryption)
         self._active: dict[str, _Serving] = {}
         self._sent_before = 0
         self.fetches = Counter[str]()
