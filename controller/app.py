@@ -96,8 +96,8 @@ async def run(
         grpc = controller.bind(options.grpc)
         if options.insecure:
             logger.warning(
-                "--insecure-i-know: everyone who can reach %s can submit jobs, and so run programs "
-                "on every node, as the user of the agents",
+                "--insecure-i-know: whoever can reach %s, or read what travels there, may be able "
+                "to submit jobs, and so run programs on every node, as the user of the agents",
                 grpc,
             )
         running = Running(grpc=grpc, http=name_of(http), term=controller.journal.term)
@@ -116,7 +116,7 @@ class _Life:
         self._controller = controller
         self._service = controller.parts.service
         self._stop = stop
-        self._own = controller.server.bind_own()
+        self._own = controller.server.bind_own(options.state_dir)
         self._cluster = controller.make_cluster(options, reachable(running.grpc))
         self._file = options.state_dir / "controller.json"
         # The controller ends when one of these does.

@@ -73,6 +73,11 @@ class Options:
     def _check_access(self) -> None:
         if self.client_certificates and self.tls_dir is None:
             raise ValueError("--client-certificates goes with --tls-dir")
+        if self.client_certificates and self.kube is not None:
+            raise ValueError(
+                "--client-certificates takes a certificate for each node, which the agents of "
+                "--kube-namespace have not; give --tokens-file"
+            )
         if self.client_certificates and self.local_nodes + self.standby:
             raise ValueError(
                 "--client-certificates takes a certificate for each node: start the controller "
@@ -81,13 +86,12 @@ class Options:
         if self.insecure:
             return
         asks_clients = self.tokens_file is not None or self.client_certificates
-        asks_agents = self.join_token_file is not None or self.client_certificates
         needed = [
             option
             for option, is_given in (
                 ("--tls-dir DIR (`outlast certs`)", self.tls_dir is not None),
                 ("--tokens-file FILE (`outlast tokens`)", asks_clients),
-                ("--join-token-file FILE", asks_agents or self.local_nodes + self.standby > 0),
+                ("--join-token-file FILE", self.token_file is not None or not asks_clients),
             )
             if not is_given
         ]
@@ -114,7 +118,14 @@ class Options:
 
     @property
     def token_file(self) -> Path | None:
-        """The file of join tokens; None when agents need none."""
-        if self.join_token_file is None and self.local_nodes + self.standby:
+        """The file of join tokens; None when agents need none.
+
+        Where callers are asked who they are, agents are, too. On Kubernetes their pods have it
+        from a Secret, so that it must be given.
+        """
+        if self.join_token_file is not None:
+            return self.join_token_file.resolve()
+        is_asked = self.tokens_file is not None or self.client_certificates
+        if self.local_nodes + self.standby or (is_asked and self.kube is None):
             return self.state_dir.resolve() / join_token.FILE_NAME
-        return None if self.join_token_file is None else self.join_token_file.resolve()
+        return None

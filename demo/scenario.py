@@ -136,11 +136,14 @@ def run(
 ) -> Recorded:
     """Submit the job, show it to its end, hit it as planned, and gather what it left."""
     address = host.start()
+    from outlast.access import Access
     from outlast.client import Client
 
-    with Client(address) as client:
+    # Whatever else this person has logged in to.
+    nobody = Access()
+    with Client(address, access=nobody) as client:
         job = client.submit(document)
-        follower = Follower(lambda: Client(address), job)
+        follower = Follower(lambda: Client(address, access=nobody), job)
         injector = Injector(host, planned, spec.workers_per_node)
 
         def tick(snapshot: Snapshot) -> None:

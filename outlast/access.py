@@ -23,6 +23,7 @@ import yaml
 from outlast import private
 from outlast.errors import FatalError
 
+ENVIRONMENT = ("OUTLAST_CA", "OUTLAST_TOKEN_FILE", "OUTLAST_TLS_DIR")
 # As cert-manager and `kubectl create secret tls` name them.
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"
 _MAX_BYTES = 1 << 20
@@ -115,8 +116,11 @@ def noted_in(state_dir: Path) -> Login | None:
     # It may be half written while a controller starts.
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    # The file knows whether it encrypts: a login at its address may be of another controller.
     access = of(address)
-    return Login(address=address, access=access if access.ca else replace(access, ca=ca))
+    if not ca:
+        return Login(address=address, access=Access(token=access.token))
+    return Login(address=address, access=replace(access, ca=ca))
 
 
 def logins_file(environment: Mapping[str, str] | None = None) -> Path:

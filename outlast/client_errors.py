@@ -12,7 +12,9 @@ from outlast.problems import SpecError
 
 
 class UnavailableError(RetryableError):
-    """No controller answers at the address."""
+    """No controller answers at the address; `why` is what the connection came to."""
+
+    why = ""
 
 
 class NotFoundError(FatalError):
@@ -35,10 +37,12 @@ def explained(error: Any, address: str) -> Exception:
     if problems:
         return SpecError(problems)
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return UnavailableError(
+        away = UnavailableError(
             f"no controller answers at {address} ({message}); "
             "start one with `outlast up`, or give its address"
         )
+        away.why = message
+        return away
     if code is grpc.StatusCode.NOT_FOUND:
         return NotFoundError(message)
     return RefusedError(message or code.name, reason=reason, code=code)

@@ -7,6 +7,7 @@ belongs to users (their checkpoints).
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import IO
 
@@ -32,6 +33,25 @@ def replace_text(path: Path, text: str) -> None:
     draft = path.with_name(f"{path.name}.tmp")
     write_text(draft, text)
     draft.replace(path)
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
+    """Write a file anew, whole, for whoever could read the one that was there: a service's
+    file that root replaces stays the service's. A new one is its maker's only.
+
+    Raises:
+        OSError: it cannot be written, or not be given to that owner.
+    """
+    draft = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        write_bytes(draft, data)
+        if path.exists():
+            before = path.stat()
+            os.chown(draft, before.st_uid, before.st_gid)
+            os.chmod(draft, stat.S_IMODE(before.st_mode))
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _owners_only(path: str, flags: int) -> int:

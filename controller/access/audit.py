@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from controller.ratelimit import RateLimitedLog
@@ -23,8 +23,12 @@ FILE_NAME = "audit.jsonl"
 MAX_FILE_BYTES = 16 << 20
 # Beside the one that is written.
 NUM_OLD_FILES = 7
-# What nobody knows may call as often as it likes; it shall not push out what others did.
-MAX_UNKNOWN_PER_MINUTE = 60
+# Of each caller, and of all whom nobody knows together: who is refused may call as often as he
+# likes, and shall not push out what others did.
+MAX_REFUSED_PER_MINUTE = 60
+# Of any text in an entry.
+MAX_TEXT = 200
+_TEXTS = ("caller", "peer", "call", "about", "why")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +66,17 @@ class Audit:
         self._max_file_bytes = max_file_bytes
         self._monotonic = monotonic
         self._log = RateLimitedLog(logger)
-        self._unknown: deque[float] = deque()
+        self._refused: dict[str, deque[float]] = {}
         self.num_left_out = 0
-        """Calls of unknown callers that came too often to be written down."""
+        """Calls that were refused, and came too often to be written down."""
 
     def add(self, entry: Entry) -> None:
         """Write an entry down. A disk that is full does not end the call that is done already."""
-        if not entry.caller and entry.why and not self._has_room():
+        if entry.why and not self._has_room(entry.caller):
             self.num_left_out += 1
             return
-        line = json.dumps(asdict(entry), ensure_ascii=True) + "\n"
+        short = replace(entry, **{name: getattr(entry, name)[:MAX_TEXT] for name in _TEXTS})
+        line = json.dumps(asdict(short), ensure_ascii=True) + "\n"
         try:
             with private.open_to_append(self._path) as file:
                 file.write(line.encode())
@@ -93,13 +98,15 @@ class Audit:
                 except (ValueError, TypeError):
                     logger.debug("no entry of the audit log: %r", line)
 
-    def _has_room(self) -> bool:
+    def _has_room(self, caller: str) -> bool:
         now_s = self._monotonic()
-        while self._unknown and self._unknown[0] <= now_s - 60.0:
-            self._unknown.popleft()
-        if len(self._unknown) >= MAX_UNKNOWN_PER_MINUTE:
+        # As many as there are names with tokens or certificates.
+        recent = self._refused.setdefault(caller, deque())
+        while recent and recent[0] <= now_s - 60.0:
+            recent.popleft()
+        if len(recent) >= MAX_REFUSED_PER_MINUTE:
             return False
-        self._unknown.append(now_s)
+        recent.append(now_s)
         return True
 
     def _old(self, number: int) -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,8 +220,6 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in files:
-            draft = folder / f".{name}-{os.getpid()}"
-            private.write_bytes(draft, files[name])
-            draft.replace(folder / name)
+            private.replace_bytes(folder / name, files[name])
     except OSError as error:
         raise AccessError(f"{folder} cannot be written: {error.strerror or error}") from error

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from controller.access import tokens
-from controller.access.roles import ANYBODY, ROLES, Caller
+from controller.access.roles import ROLES, Caller
 from controller.ratelimit import RateLimitedLog
 
 logger = logging.getLogger(__name__)
@@ -19,8 +19,8 @@ ORGANIZATION = "outlast:"
 NODE = "node"
 
 
-def _today() -> datetime.date:
-    return datetime.datetime.now(datetime.UTC).date()
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
 
 
 class Callers:
@@ -31,7 +31,7 @@ class Callers:
         tokens_file: Path | None = None,
         *,
         certificates: bool = False,
-        today: Callable[[], datetime.date] = _today,
+        now: Callable[[], datetime.datetime] = _now,
     ) -> None:
         """`certificates`: whoever connects has shown one of the controller's authority.
 
@@ -40,7 +40,7 @@ class Callers:
         """
         self._path = tokens_file
         self.certificates = certificates
-        self._today = today
+        self._now = now
         self._log = RateLimitedLog(logger)
         self._stamp: tuple[int, int, int] | None = None
         self._entries: tuple[tokens.Entry, ...] = ()
@@ -61,7 +61,7 @@ class Callers:
     def by_token(self, token: str) -> Caller | None:
         """Whose token this is; None when it is nobody's, or not any more."""
         self._refresh()
-        found = tokens.find(token, self._entries, self._today())
+        found = tokens.find(token, self._entries, self._now().date())
         return None if found is None else found.caller
 
     def by_header(self, value: str) -> Caller | None:
@@ -73,26 +73,32 @@ class Callers:
         found = context.get("x509_pem_cert") if self.certificates else None
         if not isinstance(found, list) or not found:
             return None
-        return caller_of(found[0])
+        return caller_of(found[0], self._now())
 
     def _refresh(self) -> None:
         """Read the file anew once it has changed; what was known stays while it is wrong."""
         if self._path is None or (stamp := _stamp_of(self._path)) == self._stamp:
             return
+        # A wrong file is read once, not at each call.
+        self._stamp = stamp
         try:
             self._entries = tokens.read(self._path)
-            self._stamp = stamp
         except tokens.TokensError as error:
             self._log.warning(("file",), "tokens stay as they were: %s", error)
 
 
-def caller_of(certificate: bytes) -> Caller | None:
-    """The one whom a certificate (PEM) names; None when it says no role of ours."""
+def caller_of(certificate: bytes, now: datetime.datetime) -> Caller | None:
+    """The one whom a certificate (PEM) names; None when it says no role of ours, or holds no more:
+    a connection may last longer than what it was made with.
+    """
     # Only a controller that asks for certificates needs it.
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
-    subject = x509.load_pem_x509_certificate(certificate).subject
+    found = x509.load_pem_x509_certificate(certificate)
+    if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
+        return None
+    subject = found.subject
     names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     groups = subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
     if len(names) != 1 or len(groups) != 1:
@@ -104,11 +110,6 @@ def caller_of(certificate: bytes) -> Caller | None:
     if role == NODE:
         return Caller(name=name, role=None)
     return Caller(name=name, role=ROLES[role]) if role in ROLES else None
-
-
-def anybody_or(caller: Caller | None, callers: Callers) -> Caller | None:
-    """Where nobody is asked who he is, everybody may do everything."""
-    return caller if callers.are_asked else ANYBODY
 
 
 def _stamp_of(path: Path) -> tuple[int, int, int] | None:

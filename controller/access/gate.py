@@ -44,6 +44,12 @@ class _Call:
     metadata: Mapping[str, str | bytes]
 
 
+@dataclass(slots=True, kw_only=True)
+class _Made:
+    request: Any
+    answer: Any = None
+
+
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
     """Lets calls through to the services, or ends them."""
 
@@ -83,10 +89,9 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
         answer_one = handler.stream_unary if handler.request_streaming else handler.unary_unary
 
         async def single(data: Any, context: Context) -> Any:
-            async with self._admitted(call, handler, data, context) as (request, made):
-                response = await answer_one(request, context)
-                made.append(response)
-                return response
+            async with self._admitted(call, handler, data, context) as made:
+                made.answer = await answer_one(made.request, context)
+                return made.answer
 
         make = (
             grpc.stream_unary_rpc_method_handler
@@ -99,13 +104,13 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
         start = handler.stream_stream if handler.request_streaming else handler.unary_stream
 
         async def written(data: Any, context: Context) -> None:
-            async with self._admitted(call, handler, data, context) as (request, _):
-                await start(request, context)
+            async with self._admitted(call, handler, data, context) as made:
+                await start(made.request, context)
 
         async def yielded(data: Any, context: Context) -> AsyncIterator[Any]:
             async with (
-                self._admitted(call, handler, data, context) as (request, _),
-                contextlib.aclosing(start(request, context)) as answers,
+                self._admitted(call, handler, data, context) as made,
+                contextlib.aclosing(start(made.request, context)) as answers,
             ):
                 async for answer in answers:
                     yield answer
@@ -122,8 +127,8 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
     @contextlib.asynccontextmanager
     async def _admitted(
         self, call: _Call, handler: Any, data: Any, context: Context
-    ) -> AsyncIterator[tuple[Any, list[Any]]]:
-        """The request of a call that may be made; what it answers goes into the list."""
+    ) -> AsyncIterator[_Made]:
+        """A call that may be made."""
         caller = await self._known(call, context)
         if handler.request_streaming:
             await self._check(call, caller, None, context)
@@ -132,16 +137,24 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
             request = await _read(handler, data, context)
             await self._check(call, caller, request, context)
         reset = _caller.set(caller)
-        made: list[Any] = []
+        made, outcome = _Made(request=request), grpc.StatusCode.CANCELLED.name
         try:
-            yield request, made
+            yield made
+            outcome = grpc.StatusCode.OK.name
+        except grpc.aio.AbortError:
+            outcome = str(context.code().name)
+            raise
+        except Exception:
+            # gRPC answers it like that.
+            outcome = grpc.StatusCode.UNKNOWN.name
+            raise
         finally:
             with contextlib.suppress(ValueError):
                 # A stream that is closed from another task has a context of its own.
                 _caller.reset(reset)
             if call.rule.changes:
-                about = made[0] if made else request
-                self._note(call, caller, context, about, _outcome(context, is_done=bool(made)))
+                about = request if made.answer is None else made.answer
+                self._note(call, caller, context, about, outcome)
 
     async def _check(self, call: _Call, caller: Caller, request: Any, context: Context) -> None:
         """End a call that its caller may not make."""
@@ -232,14 +245,6 @@ async def _each_read(
 ) -> AsyncIterator[Any]:
     async for data in messages:
         yield await _read(handler, data, context)
-
-
-def _outcome(context: Context, *, is_done: bool) -> str:
-    if is_done:
-        return grpc.StatusCode.OK.name
-    # None when the caller has gone away.
-    code: grpc.StatusCode | None = context.code()
-    return grpc.StatusCode.CANCELLED.name if code is None else code.name
 
 
 def _about(message: Any) -> str:

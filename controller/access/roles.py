@@ -65,15 +65,21 @@ RULES: Mapping[str, Rule] = {
                 "Nodes/ListNodes",
                 "Ranks/ListRanks",
                 "Ranks/ReadTimes",
-                "Ranks/ReadStacks",
-                "Ranks/RecordProfile",
             ),
         ),
         (Rule(role=Role.SUBMITTER), ("Code/FindCode",)),
         (Rule(role=Role.SUBMITTER, changes=True), ("Code/PutCode", "Jobs/Submit")),
         (
             _OWN_JOB,
-            ("Jobs/CancelJob", "Jobs/PauseJob", "Jobs/ResumeJob", "Jobs/PushCheckpoint"),
+            (
+                "Jobs/CancelJob",
+                "Jobs/PauseJob",
+                "Jobs/ResumeJob",
+                "Jobs/PushCheckpoint",
+                # They hold its processes up.
+                "Ranks/ReadStacks",
+                "Ranks/RecordProfile",
+            ),
         ),
         (
             _OPERATE,
@@ -91,14 +97,14 @@ RULES: Mapping[str, Rule] = {
     for method in methods
 }
 # What says no more than that the controller is there: probes have no token.
-FOR_ALL = ("/grpc.health.v1.Health/",)
+FOR_ALL = ("/grpc.health.v1.Health/Check",)
 # The names of all methods, for tools that ask for them.
 _OTHER = _LOOK
 
 
 def rule_of(method: str) -> Rule | None:
     """What a call by this name takes; None for what everybody may call."""
-    if method.startswith(FOR_ALL):
+    if method in FOR_ALL:
         return None
     return RULES.get(method, _OTHER)
 

@@ -40,9 +40,9 @@ class ServerTls:
         self._lock = threading.Lock()
         self._stamps = self._look()
         self._texts = self._read()
+        self._present = _context(folder)
         self._http = _context(folder)
-        # Whoever connects next meets what is there now.
-        self._http.sni_callback = lambda *_: self.refresh()
+        self._http.sni_callback = self._choose
 
     @property
     def ca(self) -> str:
@@ -62,7 +62,7 @@ class ServerTls:
         return _dynamic(configuration(), configuration, client_certificates)
 
     def http_context(self) -> ssl.SSLContext:
-        """For HTTP's socket; the same object, with whatever certificate there is."""
+        """For HTTP's socket; each handshake takes the certificate that is there then."""
         return self._http
 
     def refresh(self) -> None:
@@ -72,14 +72,16 @@ class ServerTls:
             if stamps == self._stamps:
                 return
             try:
-                _context(self._folder)
-                self._texts = self._read()
-                self._http.load_cert_chain(self._folder / CERTIFICATE_FILE, self._folder / KEY_FILE)
-            except (TlsError, ssl.SSLError, OSError) as error:
+                self._present, self._texts = _context(self._folder), self._read()
+            except TlsError as error:
                 self._log.warning(("tls",), "the certificate stays as it was: %s", error)
                 return
             self._stamps = stamps
         logger.info("certificate read anew: %s", self._folder / CERTIFICATE_FILE)
+
+    def _choose(self, line: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        self.refresh()
+        line.context = self._present
 
     def _look(self) -> tuple[tuple[int, int] | None, ...]:
         return tuple(_stamp_of(self._folder / name) for name in _FILES)
@@ -115,6 +117,10 @@ def _context(folder: Path) -> ssl.SSLContext:
         raise TlsError(
             f"--tls-dir {folder}: {CERTIFICATE_FILE} and {KEY_FILE} cannot be used together: {why}"
         ) from error
+    try:
+        context.load_verify_locations(folder / CA_FILE)
+    except (ssl.SSLError, OSError) as error:
+        raise TlsError(f"--tls-dir {folder}: {CA_FILE} is no certificate: {error}") from error
     return context
 
 

@@ -69,7 +69,7 @@ def new_token() -> tuple[str, str]:
 
 def digest(token: str) -> str:
     """What the file has of a token."""
-    return hashlib.sha256(token.encode()).hexdigest()
+    return hashlib.sha256(token.encode(errors="replace")).hexdigest()
 
 
 def find(token: str, entries: Iterable[Entry], today: datetime.date) -> Entry | None:
@@ -117,7 +117,7 @@ def write(path: Path, entries: Iterable[Entry]) -> None:
     ]
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        private.replace_text(path, yaml.safe_dump(document, sort_keys=False))
+        private.replace_bytes(path, yaml.safe_dump(document, sort_keys=False).encode())
     except OSError as error:
         raise TokensError(f"{path} cannot be written: {error.strerror or error}") from error
 

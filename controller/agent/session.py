@@ -65,6 +65,7 @@ _CHANNEL_OPTIONS = (
 )
 
 
+_NOT_ADMITTED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 # How a controller refuses an agent whose place a newer one has taken.
 _STALE_REASON = "STALE_INCARNATION"
 
@@ -74,7 +75,7 @@ class ReplacedError(FatalError):
 
 
 class NotAdmittedError(FatalError):
-    """The controller lets no agent in without a join token, and this one has not the right one."""
+    """The controller wants a join token or a node's certificate, and this is not the right one."""
 
 
 class SessionLostError(RetryableError):
@@ -203,9 +204,10 @@ class Session:
                 "each agent a --node of its own"
             ) from error
         # One that was let in before has workers, and the right token may come into its file.
-        if error.code() is grpc.StatusCode.UNAUTHENTICATED and self.num_sessions == 0:
-            path = self._config.join_token_file
+        if error.code() in _NOT_ADMITTED and self.num_sessions == 0:
+            path, folder = self._config.join_token_file, self._config.tls_dir
             shown = "none was given" if path is None else f"it showed that of {path}"
+            shown += "" if folder is None else f", with --tls-dir {folder}"
             raise NotAdmittedError(
                 f"the controller at {address} lets {self._config.node} not in: "
                 f"{error.details()} ({shown})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import dataclass
 from functools import partial
@@ -58,6 +59,8 @@ from outlast.v1.ranks_pb2_grpc import add_RanksServicer_to_server
 MAX_INBOUND_BYTES = 16 * 2**20
 # A curve of a million steps.
 MAX_OUTBOUND_BYTES = 128 * 2**20
+# Of a Unix socket: 108 bytes with the one that ends it.
+_MAX_SOCKET_PATH = 107
 # Every agent holds one call for life; people and programs share the rest.
 MAX_CALLS = 20_000
 
@@ -103,7 +106,8 @@ class Server:
     def __init__(self, parts: Parts) -> None:
         self._sessions = parts.sessions
         self._tls, self._callers = parts.tls, parts.callers
-        self._own_folder: tempfile.TemporaryDirectory[str] | None = None
+        self._own_socket: Path | None = None
+        self._own_folder: Path | None = None
         gate = Gate(parts.callers, parts.audit, parts.service.owner_of)
         self._server = grpc.aio.server(
             options=_OPTIONS, interceptors=[gate], maximum_concurrent_rpcs=MAX_CALLS
@@ -155,11 +159,28 @@ class Server:
             raise PortTakenError(f"cannot listen on {address}")
         return bound
 
-    def bind_own(self) -> str:
-        """A socket that this process alone reaches, and its user; returns its address."""
-        self._own_folder = tempfile.TemporaryDirectory(prefix="outlast-")
-        address = f"unix:{self._own_folder.name}/grpc"
-        self._server.add_insecure_port(address)
+    def bind_own(self, state_dir: Path) -> str:
+        """A socket that this process's user alone reaches; returns its address.
+
+        It is in the state directory, which one controller has at a time, so that one of a
+        controller that was killed is replaced; where that has a longer path than the kernel
+        takes, in a folder of its own.
+
+        Raises:
+            PortTakenError: it cannot be made.
+        """
+        path = state_dir.resolve() / "grpc.socket"
+        if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+            self._own_folder = Path(tempfile.mkdtemp(prefix="outlast-", dir="/tmp"))
+            path = self._own_folder / "grpc.socket"
+        address = f"unix:{path}"
+        try:
+            path.unlink(missing_ok=True)
+            self._server.add_insecure_port(address)
+            path.chmod(0o600)
+        except (RuntimeError, OSError) as error:
+            raise PortTakenError(f"cannot listen at {path}: {error}") from error
+        self._own_socket = path
         return address
 
     def _add_port(self, address: str) -> int:
@@ -180,8 +201,10 @@ class Server:
         await self._health.enter_graceful_shutdown()
         self._sessions.close_all()
         await self._server.stop(grace=0.2)
-        if self._own_folder is not None:
-            self._own_folder.cleanup()
+        if (path := self._own_socket) is not None:
+            path.unlink(missing_ok=True)
+            if self._own_folder is not None:
+                self._own_folder.rmdir()
 
 
 def _service_names() -> list[str]:

@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from controller.access.callers import Callers
 from controller.web import openapi
 from controller.web.gateway import Gateway, RequestError
 from controller.web.login import LoginRoutes
@@ -60,10 +59,10 @@ class Api:
     """Answers below `/api/v1`."""
 
     def __init__(
-        self, gateway: Gateway, about: Callable[[], dict[str, Any]], callers: Callers
+        self, gateway: Gateway, about: Callable[[], dict[str, Any]], logins: LoginRoutes
     ) -> None:
         """`about` is what the controller says of itself."""
-        self._logins = LoginRoutes(callers)
+        self._logins = logins
         self._gateway = gateway
         self._about = about
         self.streams = Streams()

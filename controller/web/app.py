@@ -29,7 +29,7 @@ from controller.sessions.session import Sessions
 from controller.store.journal import Journal
 from controller.web.api import Api
 from controller.web.gateway import Gateway
-from controller.web.login import Login
+from controller.web.login import Login, LoginRoutes
 from controller.web.metrics import ControllerMetrics
 from controller.web.pages import SameSite, index, page_file
 from outlast.errors import OutlastError
@@ -64,7 +64,7 @@ class Web:
         self._server: _Server | None = None
         self._probed_s = -math.inf
         self._gateway = Gateway()
-        self._api = Api(self._gateway, self._about, callers)
+        self._api = Api(self._gateway, self._about, LoginRoutes(callers, audit))
         self.app = Starlette(
             routes=[
                 Route("/healthz", self._healthz),
@@ -88,6 +88,8 @@ class Web:
             log_config=None,
             access_log=False,
             lifespan="off",
+            # Where somebody asks from goes into the audit log, and is not his own to say.
+            proxy_headers=False,
             timeout_graceful_shutdown=1,
         )
         config.load()

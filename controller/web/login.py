@@ -6,10 +6,9 @@ The token itself is looked at again by the gRPC services, which the gateway show
 from __future__ import annotations
 
 import time
-from http.cookies import CookieError, SimpleCookie
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import Request, cookie_parser
 from starlette.responses import JSONResponse, Response
 
 from controller.access.audit import Audit, Entry
@@ -66,27 +65,15 @@ class Login:
             return RequestError(401, "log in with a token first", reason="TOKEN_MISSING")
         if self._callers.by_header(header) is not None:
             return None
-        why = "the token is not known, or has expired"
-        self._audit.add(
-            Entry(
-                at_s=time.time(),
-                caller="",
-                role="",
-                peer=_peer(scope),
-                call=f"{scope['method']} {path}",
-                about="",
-                outcome="UNAUTHENTICATED",
-                why=why,
-            )
-        )
-        return RequestError(401, why, reason="TOKEN_WRONG")
+        return _refused(self._audit, scope)
 
 
 class LoginRoutes:
     """Setting the cookie, and taking it away."""
 
-    def __init__(self, callers: Callers) -> None:
+    def __init__(self, callers: Callers, audit: Audit) -> None:
         self._callers = callers
+        self._audit = audit
 
     async def login(self, request: Request) -> Response:
         """Take a token, and have the browser show it from now on."""
@@ -96,11 +83,13 @@ class LoginRoutes:
             raise RequestError(400, "token: is missing", fields=(("token", "is missing"),))
         caller = self._callers.by_token(token.strip())
         if caller is None or caller.role is None:
-            raise RequestError(401, "the token is not known, or has expired", reason="TOKEN_WRONG")
+            raise _refused(self._audit, request.scope)
         answer = JSONResponse({"name": caller.name, "role": caller.role.word, "asked": True})
         answer.set_cookie(
             COOKIE,
             token.strip(),
+            # Other servers on this host, at other ports, are sent it for this path only.
+            path=ROOT,
             httponly=True,
             samesite="strict",
             secure=request.url.scheme == "https",
@@ -110,8 +99,26 @@ class LoginRoutes:
     async def logout(self, request: Request) -> Response:
         """Have the browser forget the token."""
         answer = JSONResponse({})
-        answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        answer.delete_cookie(COOKIE, path=ROOT, httponly=True, samesite="strict")
         return answer
+
+
+def _refused(audit: Audit, scope: Scope) -> RequestError:
+    """What is answered to a wrong token, which is written down."""
+    why = "the token is not known, or has expired"
+    audit.add(
+        Entry(
+            at_s=time.time(),
+            caller="",
+            role="",
+            peer=_peer(scope),
+            call=f"{scope['method']} {scope['path']}",
+            about="",
+            outcome="UNAUTHENTICATED",
+            why=why,
+        )
+    )
+    return RequestError(401, why, reason="TOKEN_WRONG")
 
 
 def _shown(headers: Headers) -> str:
@@ -119,11 +126,9 @@ def _shown(headers: Headers) -> str:
     given = headers.get("authorization", "")
     if given.startswith(SCHEME):
         return given
-    try:
-        cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return ""
-    return bearer(cookie.value) if cookie is not None else ""
+    # As a browser sends them: of others on this host, too, whatever is in those.
+    cookie = cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
+    return bearer(cookie) if cookie else ""
 
 
 def _peer(scope: Scope) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +18,9 @@ if TYPE_CHECKING:
     from controller.access.authority import Subject
 
 _DAYS_MAX = 36_500
+# Of a common name, by X.509.
+_MAX_NAME = 64
+_HOST = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.]{0,251}[A-Za-z0-9])?")
 
 Authority = Annotated[
     Path,
@@ -54,6 +60,8 @@ def init(
     from controller.access.authority import CA_KEY_FILE, make_authority
     from outlast.access import CA_FILE, AccessError
 
+    if not 1 <= len(name) <= _MAX_NAME:
+        raise CliError(f"--name has {len(name)} characters; allowed: 1 to {_MAX_NAME}")
     try:
         make_authority(authority.expanduser(), name, days)
     except AccessError as error:
@@ -103,7 +111,8 @@ def issue(
     if role not in ROLES:
         raise CliError(f"--role is {role!r}; allowed: {', '.join(ROLES)}")
     if host:
-        subject = Subject(name=host[0][:64], hosts=(*host, *LOCAL_HOSTS))
+        _check_hosts(host)
+        subject = Subject(name=host[0][:_MAX_NAME], hosts=(*host, *LOCAL_HOSTS))
     else:
         try:
             check_name(node or user)
@@ -116,11 +125,14 @@ def issue(
 def rotate(authority: Authority, into: Folder, days: Days = 365) -> None:
     """Replace a certificate and its key by new ones for the same names.
 
-    What runs takes them up by itself, at the next connection.
+    Controllers and agents take them up by themselves, at the next connection; a person logs in
+    with them again.
     """
-    from controller.access.authority import show
+    from controller.access.authority import CA_KEY_FILE, show
     from outlast.access import AccessError
 
+    if (into.expanduser() / CA_KEY_FILE).exists():
+        raise CliError(f"{into} is an authority's; give the folder of a certificate")
     try:
         subject = show(into.expanduser()).subject
     except AccessError as error:
@@ -142,6 +154,19 @@ def show(folder: Folder) -> None:
     lines += [("role", subject.role)] if subject.role else []
     lines += [("hosts", ", ".join(subject.hosts))] if subject.hosts else []
     output.print_lines([*lines, ("until", f"{shown.until:%Y-%m-%d %H:%M} UTC")])
+
+
+def _check_hosts(names: Sequence[str]) -> None:
+    for name in names:
+        if _HOST.fullmatch(name):
+            continue
+        try:
+            ipaddress.ip_address(name)
+        except ValueError as error:
+            raise CliError(
+                f"--host is {name!r}; allowed: a name of letters, digits, '-' and '.', or an "
+                "address, without a port"
+            ) from error
 
 
 def _issue(authority: Path, subject: Subject, days: int, into: Path) -> None:

@@ -49,7 +49,14 @@ def find_controller(given: str, state_dir: Path) -> Controller:
     Raises:
         CliError: nothing says which (exit code 3), or what it is shown cannot be read.
     """
-    from outlast.access import AccessError, logins_file, noted_in, of, read_logins
+    from outlast.access import (
+        ENVIRONMENT,
+        AccessError,
+        logins_file,
+        noted_in,
+        of,
+        read_logins,
+    )
 
     try:
         logins = read_logins(logins_file())
@@ -59,7 +66,7 @@ def find_controller(given: str, state_dir: Path) -> Controller:
         is_default = state_dir.expanduser() == DEFAULT_STATE_DIR.expanduser()
         if login is None or not (given or is_default):
             login = noted_in(state_dir)
-        elif any(name in os.environ for name in ("OUTLAST_CA", "OUTLAST_TOKEN_FILE")):
+        elif any(name in os.environ for name in ENVIRONMENT):
             return Controller(login.address, of(login.address))
     except AccessError as error:
         raise CliError(str(error)) from error
@@ -85,7 +92,8 @@ def controller_of(controller: str, state_dir: Path) -> Iterator[Client]:
         with found.client() as client:
             yield client
     except UnavailableError as error:
-        raise CliError(_unreachable(found, controller), ExitCode.NO_CONTROLLER) from error
+        why = _unreachable(found, controller, error.why)
+        raise CliError(why, ExitCode.NO_CONTROLLER) from error
     except SpecError as error:
         raise CliError(describe_problems("the request", error)) from error
     except OutlastError as error:
@@ -209,12 +217,12 @@ def find_incident(client: Client, wanted: str) -> Incident:
     raise CliError(f"no incident {wanted!r}; `outlast incidents` lists them")
 
 
-def _unreachable(found: Controller, controller: str) -> str:
+def _unreachable(found: Controller, controller: str, why: str) -> str:
     where = "" if controller else ", where the state folder or the login says that it runs"
     encrypted = (
-        " It is asked in clear text: one with --tls-dir needs `outlast login --ca`."
-        if not found.access.ca
-        else ""
+        f" It was asked as its authority's certificate demands: {why}."
+        if found.access.ca
+        else " It is asked in clear text: one with --tls-dir needs `outlast login --ca`."
     )
     return (
         f"no controller answers at {found.address}{where}. Start one with `outlast up`, or say "

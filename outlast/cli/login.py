@@ -80,7 +80,7 @@ def login(
         access, me = found
         path = logins_file()
         known = read_logins(path)
-        called = name or address.rpartition(":")[0].strip("[]")
+        called = name or _free_name(address, known)
         entry = Login(address=address, access=access)
         write_logins(path, Logins(current=called, by_name={**known.by_name, called: entry}))
     print(f"{called}: {_in_words(me)}")
@@ -198,6 +198,13 @@ def _given_access(ca: Path | None, tls_dir: Path | None) -> Access:
     if tls_dir is not None:
         return read_tls_dir(tls_dir)
     return Access() if ca is None else Access(ca=read_text(ca))
+
+
+def _free_name(address: str, known: Logins) -> str:
+    """The host's name; the whole address where another controller is called so."""
+    host = address.rpartition(":")[0].strip("[]")
+    taken = known.by_name.get(host)
+    return host if taken is None or taken.address == address else address
 
 
 def _token_in(path: Path) -> str:

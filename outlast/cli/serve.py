@@ -80,7 +80,6 @@ TokensFile = Annotated[
     Path | None,
     typer.Option(
         "--tokens-file",
-        envvar="OUTLAST_TOKENS_FILE",
         metavar="FILE",
         help="Ask callers for a token, of those that `outlast tokens add` put into this file.",
     ),
@@ -247,6 +246,7 @@ def _options(config: Path | None, **given: Any) -> Options:
 
 def _run(options: Options, *, observe: bool = False) -> None:
     from controller import app
+    from controller.addresses import reachable
     from outlast.cli import observe as observing
 
     logging.basicConfig(
@@ -267,7 +267,9 @@ def _run(options: Options, *, observe: bool = False) -> None:
 
             ca_file = None if options.tls_dir is None else (options.tls_dir / CA_FILE).resolve()
             prometheus.start(
-                observing.configuration(running.http, interval_s=interval_s, ca_file=ca_file)
+                observing.configuration(
+                    reachable(running.http), interval_s=interval_s, ca_file=ca_file
+                )
             )
             prometheus.tell_when_ready()
 
@@ -282,11 +284,17 @@ def _run(options: Options, *, observe: bool = False) -> None:
 
 def ready_lines(options: Options, running: Running) -> list[str]:
     """What a person who started a controller wants to know next."""
+    from controller.addresses import reachable
+    from outlast.access import logins_file, read_logins
+
     default = DEFAULT_STATE_DIR.expanduser()
     found = "" if options.state_dir == default else f" --state-dir {options.state_dir}"
+    if not found and read_logins(logins_file()).current:
+        # Commands would mean the controller that this person has logged in to.
+        found = f" --controller {reachable(running.grpc)}"
     lines = [
         f"Outlast listens at {running.grpc}.",
-        f"Watch it at {options.scheme}://{running.http} (metrics at /metrics).",
+        f"Watch it at {options.scheme}://{reachable(running.http)} (metrics at /metrics).",
     ]
     if options.local_nodes:
         lines += _local_lines(options, running)
@@ -294,7 +302,8 @@ def ready_lines(options: Options, running: Running) -> list[str]:
         lines.append(f"Nodes come from the Kubernetes namespace {options.kube.namespace}.")
     else:
         token = options.token_file
-        shown = "" if token is None else f" --join-token-file {token}"
+        shown = "" if options.tls_dir is None else " --tls-dir DIR"
+        shown += "" if token is None else f" --join-token-file {token}"
         lines.append(
             f"Add nodes with: outlast agent --controller {running.grpc} --workers N{shown}"
         )

@@ -46,7 +46,10 @@ def add(
         str, typer.Option("--role", metavar="ROLE", help="viewer, submitter, operator or admin.")
     ],
     days: Annotated[
-        int, typer.Option("--days", metavar="N", min=0, help="How long it holds; 0: for ever.")
+        int,
+        typer.Option(
+            "--days", metavar="N", min=0, max=36_500, help="How long it holds; 0: for ever."
+        ),
     ] = 0,
 ) -> None:
     """Make a token, print it, and put its digest into the file.

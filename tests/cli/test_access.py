@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
+from outlast.access import Access, Login, Logins, write_logins
 from outlast.cli.errors import ExitCode
 from tests.cli.running import TIMEOUT_S, Done, outlast
+from tests.controller.processes import controller
 
 SPEC = {
     "name": "tiny",
@@ -167,6 +169,25 @@ def test_one_login_of_several_is_in_use(place: Place) -> None:
     assert place.outlast("logout").stderr == "outlast: no login in use\n"
 
 
+def test_a_controller_of_this_machine_is_asked_as_its_own_folder_says(tmp_path: Path) -> None:
+    """Whatever the environment, or a login at its address, has for another one."""
+    folder = tmp_path / "state"
+    with controller(folder) as found:
+        home = tmp_path / "home" / "outlast" / "logins.yaml"
+        home.parent.mkdir(parents=True)
+        issued(tmp_path, "init", str(tmp_path / "ca"))
+        ca = (tmp_path / "ca" / "ca.crt").read_text()
+        other = Login(address=found.grpc, access=Access(ca=ca))
+        write_logins(home, Logins(current="other", by_name={"other": other}))
+        asked = ("jobs", "--state-dir", str(folder))
+        given = {"XDG_CONFIG_HOME": str(tmp_path / "home")}
+        assert outlast(*asked, **given).stdout == "no jobs\n"
+        given["OUTLAST_CA"] = str(tmp_path / "ca" / "ca.crt")
+        assert outlast(*asked, **given).stdout == "no jobs\n"
+        # By its address it is the one that was logged in to.
+        assert outlast("jobs", "--controller", found.grpc, **given).returncode == 3
+
+
 def test_a_login_that_is_refused_is_not_kept(place: Place) -> None:
     ca = str(place.folder / "ca" / "ca.crt")
     for token, code in (("outlast_wrong", ExitCode.BAD_INPUT), (" ", ExitCode.BAD_INPUT)):
@@ -185,6 +206,7 @@ def test_certificates_are_shown_and_replaced(tmp_path: Path) -> None:
     assert said.startswith(f"{folder}: certificate of node gpu-17, until 20")
     before = (tmp_path / "node" / "tls.key").read_text()
     issued(tmp_path, "rotate", ca, folder)
+    assert "is an authority's" in outlast("certs", "rotate", ca, ca).stderr
     assert (tmp_path / "node" / "tls.key").read_text() != before
     lines = dict(line.split(maxsplit=1) for line in issued(tmp_path, "show", folder).splitlines())
     assert (lines["name"], lines["role"]) == ("gpu-17", "node")
@@ -198,6 +220,9 @@ def test_certificates_are_shown_and_replaced(tmp_path: Path) -> None:
         (("certs", "issue", "CA", "DIR", "--user", "a b"), "the name is 'a b'; allowed"),
         (("certs", "issue", "CA", "DIR", "--user", "a", "--role", "root"), "--role is 'root'"),
         (("certs", "issue", "none", "DIR", "--user", "a"), "none/ca.crt cannot be read"),
+        (("certs", "issue", "CA", "DIR", "--host", "ctl:7070"), "--host is 'ctl:7070'; allowed"),
+        (("certs", "issue", "CA", "DIR", "--host", ""), "--host is ''; allowed"),
+        (("certs", "init", "CA", "--name", ""), "--name has 0 characters; allowed: 1 to 64"),
         (("certs", "show", "none"), "none/ca.crt cannot be read"),
         (("tokens", "add", "FILE", "a", "--role", "root"), "--role is 'root'; allowed: viewer"),
         (("tokens", "add", "FILE", "a b", "--role", "admin"), "the name is 'a b'; allowed"),
@@ -234,7 +259,6 @@ def test_nothing_listens_beyond_this_machine_without_encryption_and_login(
     assert "--grpc 0.0.0.0:0: whoever reaches it could run programs on every node" in done.stderr
     for option in ("--tls-dir", "--tokens-file", "--insecure-i-know"):
         assert option in done.stderr
-    assert ("--join-token-file" in done.stderr) is (command == "controller")
     opened = outlast(command, *state, "--http", "0.0.0.0:0", "--open-http")
     assert "--http 0.0.0.0:0" in opened.stderr
     assert not (tmp_path / "state").exists()

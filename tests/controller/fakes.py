@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from controller import app
+from controller import app, join_token
 from controller.core.context import Settings
 from controller.notify.settings import NOBODY, Notify
 from controller.options import Options
@@ -54,8 +54,16 @@ def submit_request(request_id: str = "", **changes: object) -> jobs_pb2.SubmitRe
 class FakeAgent:
     """One node: answers commands as a healthy node would, and does what a test tells it."""
 
-    def __init__(self, node: str, address: Callable[[], str], *, workers: int = 1) -> None:
+    def __init__(
+        self,
+        node: str,
+        address: Callable[[], str],
+        *,
+        workers: int = 1,
+        token_file: Path | None = None,
+    ) -> None:
         self.node = node
+        self._token_file = token_file
         self.incarnation = uuid.uuid4().hex
         self.workers = workers
         self.commands: list[agents_pb2.Command] = []
@@ -213,7 +221,8 @@ class FakeAgent:
             await asyncio.sleep(0.02)
 
     async def _session(self, channel: grpc.aio.Channel) -> None:
-        self._call = AgentsStub(channel).Session()
+        shown = join_token.metadata(self._token_file)
+        self._call = AgentsStub(channel).Session(metadata=shown)
         beats = asyncio.create_task(self._beat())
         try:
             await self._call.write(agents_pb2.AgentMessage(hello=self._hello()))
@@ -334,8 +343,9 @@ class FakeAgent:
 class Lab:
     """A controller in this process and the agents of a test."""
 
-    def __init__(self, running: app.Running) -> None:
+    def __init__(self, running: app.Running, token_file: Path | None) -> None:
         self.running = running
+        self.token_file = token_file
         self.agents: list[FakeAgent] = []
         self._channel = grpc.aio.insecure_channel(running.grpc)
         self.jobs = JobsStub(self._channel)
@@ -347,7 +357,12 @@ class Lab:
     async def add_agents(self, count: int, *, workers: int = 1) -> list[FakeAgent]:
         """Healthy nodes that have joined."""
         new = [
-            FakeAgent(f"n{len(self.agents) + i}", lambda: self.running.grpc, workers=workers)
+            FakeAgent(
+                f"n{len(self.agents) + i}",
+                lambda: self.running.grpc,
+                workers=workers,
+                token_file=self.token_file,
+            )
             for i in range(count)
         ]
         self.agents += new
@@ -419,7 +434,7 @@ async def lab(
     await asyncio.wait([ready, life], return_when=asyncio.FIRST_COMPLETED)
     if not ready.done():
         await life
-    bench = Lab(ready.result())
+    bench = Lab(ready.result(), options.token_file)
     try:
         yield bench
     finally:

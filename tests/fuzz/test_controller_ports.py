@@ -12,6 +12,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,10 +20,12 @@ import pytest
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from controller.access.audit import Audit
 from controller.access.callers import Callers
 from controller.access.roles import RULES
 from controller.web.api import Api
 from controller.web.gateway import Gateway
+from controller.web.login import LoginRoutes
 from outlast.client import Client
 from outlast.v1 import agents_pb2
 from tests.controller.processes import Controller, controller
@@ -196,7 +199,7 @@ def test_bytes_without_a_meaning_end_their_own_connection_only(
 
 def paths() -> list[tuple[str, str]]:
     """Verb and path of every route of the API."""
-    routes = Api(Gateway(), dict, Callers()).routes()
+    routes = Api(Gateway(), dict, LoginRoutes(Callers(), Audit(Path()))).routes()
     verbs = [(verb, each.path) for each in routes for verb in each.methods or ()]
     return sorted(pair for pair in verbs if pair[0] != "HEAD")
 

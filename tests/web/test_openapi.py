@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from starlette.routing import Route
 
+from controller.access.audit import Audit
 from controller.access.callers import Callers
 from controller.web.api import Api
 from controller.web.gateway import Gateway
+from controller.web.login import LoginRoutes
 from controller.web.messages import as_json
 from controller.web.openapi import document
 from outlast.v1 import incidents_pb2, jobs_pb2, nodes_pb2, ranks_pb2
@@ -19,7 +22,7 @@ DOCUMENT = document()
 
 
 def test_every_route_is_told_and_no_other() -> None:
-    routes = Api(Gateway(), dict, Callers()).routes()
+    routes = Api(Gateway(), dict, LoginRoutes(Callers(), Audit(Path()))).routes()
     there = {(route.path, verb.lower()) for route in routes for verb in verbs(route)}
     told = {(path, verb) for path, each in DOCUMENT["paths"].items() for verb in each}
     assert told == there

@@ -77,12 +77,12 @@ def _here(options: RunOptions, working_dir: str) -> int:
         from outlast.cli.run.attend import Attendance
         from outlast.cli.run.written import written_bytes
 
-        address = controller.wait_address(lambda: stops.is_asked)
-        with controller_of(address, controller.state_dir) as client:
+        controller.wait_address(lambda: stops.is_asked)
+        with controller_of("", controller.state_dir) as client:
             job = client.submit(document, wait_for_nodes=True)
         is_kept, job_id = True, job.job_id
         code = Attendance(
-            connector(address, controller.state_dir),
+            connector("", controller.state_dir),
             job,
             sink,
             stops,

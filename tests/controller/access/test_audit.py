@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from controller.access.audit import (
     FILE_NAME,
-    MAX_UNKNOWN_PER_MINUTE,
+    MAX_REFUSED_PER_MINUTE,
+    MAX_TEXT,
     NUM_OLD_FILES,
     Audit,
     Entry,
@@ -58,16 +60,19 @@ def test_it_is_bounded_and_keeps_the_newest(tmp_path: Path) -> None:
     assert len(found) > 50
 
 
-def test_whom_nobody_knows_cannot_push_out_what_others_did(tmp_path: Path) -> None:
+@pytest.mark.parametrize("caller", ["", "vera"])
+def test_who_is_refused_cannot_push_out_what_others_did(tmp_path: Path, caller: str) -> None:
     now_s = 0.0
-    audit = Audit(tmp_path, max_file_bytes=4_000, monotonic=lambda: now_s)
+    audit = Audit(tmp_path, max_file_bytes=20_000, monotonic=lambda: now_s)
     audit.add(entry(0.0))
     for at in range(10_000):
-        audit.add(entry(float(at), caller="", why="the token is not known"))
-    assert audit.num_left_out == 10_000 - MAX_UNKNOWN_PER_MINUTE
+        refused = entry(float(at), caller=caller, why="this takes operator")
+        audit.add(replace(refused, about="x" * 100_000, peer="y" * 100_000, call="z" * 100_000))
+    assert audit.num_left_out == 10_000 - MAX_REFUSED_PER_MINUTE
+    assert next(audit.read()).about == "x" * MAX_TEXT
     assert list(audit.read())[-1] == entry(0.0)
     now_s = 61.0
-    audit.add(entry(70.0, caller="", why="the token is not known"))
+    audit.add(entry(70.0, caller=caller, why="this takes operator"))
     assert next(audit.read()).at_s == 70.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from controller.access.audit import Audit
 from controller.access.roles import RULES, Role
 from controller.web.login import COOKIE
 from outlast.channel import HEADER, bearer
-from outlast.v1 import access_pb2, jobs_pb2, nodes_pb2
+from outlast.v1 import access_pb2, jobs_pb2, nodes_pb2, ranks_pb2
 from outlast.v1.access_pb2_grpc import AccessStub
 from outlast.v1.nodes_pb2_grpc import NodesStub
+from outlast.v1.ranks_pb2_grpc import RanksStub
 from tests.controller.access.certificates import ROLES, tokens_file
 from tests.controller.fakes import Lab, lab, submit_request
 
@@ -275,3 +277,58 @@ def test_agents_show_the_join_token_beside_callers_with_tokens(tmp_path: Path) -
             assert (entry.call, entry.why) == ("Agents/Session", "the join token is wrong")
 
     asyncio.run(whole())
+
+
+def test_where_somebody_asks_from_is_not_his_to_say(tmp_path: Path) -> None:
+    async def scenario(bench: Lab, given: dict[str, str]) -> None:
+        claimed = {HEADER: bearer(given["vera"]), "X-Forwarded-For": "6.6.6.6"}
+        async with httpx.AsyncClient(base_url=f"http://{bench.running.http}") as client:
+            await client.post("/api/v1/nodes/n0/cordon", json={}, headers=claimed)
+        (entry,) = Audit(tmp_path / "state").read()
+        assert entry.peer.startswith("http:127.0.0.1:")
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("others", ['prefs={"a": 1}; ', "x; ", "a=b; ", "="])
+def test_cookies_of_other_servers_on_this_host_do_no_harm(tmp_path: Path, others: str) -> None:
+    async def scenario(bench: Lab, given: dict[str, str]) -> None:
+        shown = {"Cookie": f"{others};{COOKIE}={given['vera']}"}
+        async with httpx.AsyncClient(base_url=f"http://{bench.running.http}") as client:
+            answer = await client.get("/api/v1/whoami", headers=shown)
+            assert answer.json()["name"] == "vera"
+            done = await client.post("/api/v1/login", json={"token": given["vera"]})
+            assert "path=/api/v1" in done.headers["set-cookie"].lower()
+
+    run(tmp_path, scenario)
+
+
+def test_logins_that_fail_are_written_down_whatever_they_show(tmp_path: Path) -> None:
+    async def scenario(bench: Lab, given: dict[str, str]) -> None:
+        async with httpx.AsyncClient(base_url=f"http://{bench.running.http}") as client:
+            headers = {"Content-Type": "application/json"}
+            for body in (b'{"token": "outlast_x"}', b'{"token": "\\ud800"}'):
+                answer = await client.post("/api/v1/login", content=body, headers=headers)
+                assert answer.status_code == 401
+        found = [(each.call, each.outcome) for each in Audit(tmp_path / "state").read()]
+        assert found == [("POST /api/v1/login", "UNAUTHENTICATED")] * 2
+
+    run(tmp_path, scenario)
+
+
+def test_looking_into_processes_takes_their_owner_and_is_written_down(tmp_path: Path) -> None:
+    async def scenario(bench: Lab, given: dict[str, str]) -> None:
+        await bench.add_agents(1)
+        made = await bench.jobs.Submit(submit_request(), metadata=shown(given["sam"]))
+        ranks = RanksStub(bench.channel)
+        asked = ranks_pb2.ReadStacksRequest(job_id=made.job.job_id, native=True)
+        for name in ("vera", "kim"):
+            code, _ = await refused(ranks.ReadStacks(asked, metadata=shown(given[name])).read())
+            assert code is grpc.StatusCode.PERMISSION_DENIED
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async for _ in ranks.ReadStacks(asked, metadata=shown(given["sam"]), timeout=5):
+                pass
+        callers = [each.caller for each in Audit(tmp_path / "state").read()]
+        assert callers == ["sam", "kim", "vera", "sam"]
+
+    run(tmp_path, scenario)

@@ -33,6 +33,8 @@ def test_what_changes_something_takes_more_than_a_viewer() -> None:
 
 def test_probes_are_for_all_and_what_is_not_listed_is_for_viewers() -> None:
     assert rule_of("/grpc.health.v1.Health/Check") is None
+    # A stream without an end.
+    assert rule_of("/grpc.health.v1.Health/Watch") is not None
     reflection = rule_of("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
     assert reflection is not None
     assert reflection.role is Role.VIEWER

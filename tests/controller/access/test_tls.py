@@ -16,9 +16,11 @@ import httpx
 import pytest
 from cryptography import x509
 
+from controller import join_token
 from controller.access.audit import Audit
 from controller.access.authority import Subject, issue, make_authority, show
-from controller.access.roles import RULES
+from controller.access.callers import caller_of
+from controller.access.roles import RULES, Caller, Role
 from controller.access.tls import ServerTls, TlsError
 from outlast.access import CERTIFICATE_FILE, Access, AccessError, read_tls_dir
 from outlast.channel import HEADER, bearer, open_aio_channel
@@ -31,6 +33,7 @@ from tests.controller.edge.test_admission import answer, hello
 from tests.controller.fakes import Lab, lab
 
 Scenario = Callable[[Lab], Awaitable[None]]
+NOON = datetime.datetime(2026, 11, 28, 12, tzinfo=datetime.UTC)
 LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1)]
 
@@ -55,10 +58,11 @@ async def who_am_i(address: str, access: Access) -> str:
         return f"{me.name} {me.role}"
 
 
-async def join(address: str, access: Access, node: str) -> str:
-    """What an agent hears, or how it is refused."""
-    async with open_aio_channel(address, access, _OPTIONS) as channel:
-        return await answer(AgentsStub(channel).Session(), hello(node_id=node))
+async def join(bench: Lab, access: Access, node: str) -> str:
+    """What an agent hears that has the join token, or how it is refused."""
+    async with open_aio_channel(bench.running.grpc, access, _OPTIONS) as channel:
+        shown = join_token.metadata(bench.token_file)
+        return await answer(AgentsStub(channel).Session(metadata=shown), hello(node_id=node))
 
 
 def test_with_tls_only_who_trusts_its_authority_talks_to_the_controller(tmp_path: Path) -> None:
@@ -79,8 +83,7 @@ def test_with_tls_only_who_trusts_its_authority_talks_to_the_controller(tmp_path
         # A name that the certificate does not have.
         elsewhere = f"127.0.0.2:{address.rpartition(':')[2]}"
         assert await who_am_i(elsewhere, Access(ca=trusted, token=token)) == "UNAVAILABLE"
-        # Without a join token whoever trusts the controller joins.
-        assert await join(address, Access(ca=trusted), "n0") == "welcome"
+        assert await join(bench, Access(ca=trusted), "n0") == "welcome"
 
     run(tmp_path, scenario, tls_dir=folder, tokens_file=tmp_path / "tokens.yaml")
 
@@ -134,12 +137,12 @@ def test_a_node_speaks_for_the_node_of_its_certificate_only(tmp_path: Path) -> N
 
     async def scenario(bench: Lab) -> None:
         address = bench.running.grpc
-        assert await join(address, node, "n0") == "welcome"
-        stolen = await join(address, node, "n1")
+        assert await join(bench, node, "n0") == "welcome"
+        stolen = await join(bench, node, "n1")
         assert stolen.startswith("PERMISSION_DENIED: the certificate is that of node n0, not of n1")
         (entry,) = Audit(tmp_path / "state").read()
         assert (entry.caller, entry.role, entry.outcome) == ("n0", "node", "PERMISSION_DENIED")
-        as_node = await join(address, admin, "n0")
+        as_node = await join(bench, admin, "n0")
         assert "this takes the certificate of a node, and that of adam was shown" in as_node
         for method, rule in RULES.items():
             if rule.role is None:
@@ -178,8 +181,6 @@ def test_a_new_certificate_is_shown_at_once_and_half_of_one_is_not(tmp_path: Pat
         second = serial()
         assert second != first
         assert await who_am_i(running.grpc, trusted) == " admin"
-        # HTTP takes it up with the handshake that notices.
-        await shown(running.http)
         assert await shown(running.http) == second
         # The pair does not fit: what was there before goes on.
         issue(ca, Subject(name="x", hosts=("localhost",)), 1, tmp_path / "half")
@@ -244,3 +245,36 @@ def test_an_authority_is_not_made_twice_and_its_certificates_say_whom_they_name(
     assert subject.hosts == ("ctl.example", "10.0.0.5", "localhost", "127.0.0.1", "::1")
     client(ca, tmp_path / "node", "n0", "node")
     assert show(tmp_path / "node").subject == Subject(name="n0", role="node")
+
+
+def test_a_certificate_names_nobody_before_it_holds_and_after(tmp_path: Path) -> None:
+    folder = tmp_path / "olga"
+    client(authority(tmp_path / "ca"), folder, "olga", "operator", NOON)
+    text = (folder / CERTIFICATE_FILE).read_bytes()
+    day = datetime.timedelta(days=1)
+    assert caller_of(text, NOON) == Caller(name="olga", role=Role.OPERATOR)
+    assert caller_of(text, NOON + 9 * day) is not None
+    assert caller_of(text, NOON + 11 * day) is None
+    assert caller_of(text, NOON - day) is None
+
+
+@pytest.mark.parametrize("parts", [(), ("x" * 60, "y" * 60)])
+def test_the_page_works_wherever_the_state_is(tmp_path: Path, parts: tuple[str, ...]) -> None:
+    state = tmp_path.joinpath(*parts, "state")
+
+    async def whole() -> None:
+        # One that was killed leaves its socket.
+        for _ in range(2):
+            async with lab(state) as bench, httpx.AsyncClient() as asked:
+                answer = await asked.get(f"http://{bench.running.http}/api/v1/jobs")
+                assert answer.status_code == 200
+            state.joinpath("grpc.socket").touch()
+
+    asyncio.run(whole())
+
+
+def test_an_authority_that_is_none_is_refused(tmp_path: Path) -> None:
+    folder = server(authority(tmp_path / "ca"), tmp_path / "tls")
+    (folder / "ca.crt").write_text("no certificate")
+    with pytest.raises(TlsError, match=r"ca\.crt is no certificate"):
+        ServerTls(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import re
 import stat
 from pathlib import Path
@@ -14,6 +15,7 @@ from controller.access.callers import Callers
 from controller.access.roles import Caller, Role
 
 TODAY = datetime.date(2026, 11, 28)
+NOON = datetime.datetime(2026, 11, 28, 12, tzinfo=datetime.UTC)
 
 
 def entry(name: str, token: str, **changes: object) -> tokens.Entry:
@@ -83,7 +85,7 @@ def test_a_file_that_is_not_there_is_no_open_door(tmp_path: Path) -> None:
 def test_a_changed_file_holds_at_once_and_a_broken_one_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "tokens.yaml"
     tokens.write(path, [entry("alice", "a")])
-    callers = Callers(path, today=lambda: TODAY)
+    callers = Callers(path, now=lambda: NOON)
     assert callers.by_token("a") == Caller(name="alice", role=Role.VIEWER)
     tokens.write(path, [entry("kim", "k")])
     assert callers.by_token("a") is None
@@ -98,6 +100,22 @@ def test_a_changed_file_holds_at_once_and_a_broken_one_changes_nothing(tmp_path:
 def test_a_header_of_another_form_is_nobodys(tmp_path: Path, header: str) -> None:
     path = tmp_path / "tokens.yaml"
     tokens.write(path, [entry("kim", "k")])
-    callers = Callers(path, today=lambda: TODAY)
+    callers = Callers(path, now=lambda: NOON)
     assert callers.by_header(header) is None
     assert callers.by_header("Bearer k") is not None
+
+
+def test_a_file_that_is_replaced_stays_its_owners(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.yaml"
+    tokens.write(path, [entry("kim", "k")])
+    path.chmod(0o640)
+    if os.getuid() == 0:
+        os.chown(path, 4242, 4343)
+    before = path.stat()
+    tokens.write(path, [])
+    after = path.stat()
+    assert (after.st_uid, after.st_gid, after.st_mode) == (
+        *(before.st_uid, before.st_gid),
+        before.st_mode,
+    )
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]

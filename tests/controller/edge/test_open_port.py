@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from controller import app
+from controller.kube.config import KubeConfig
 from controller.options import Options
 
+KUBE = KubeConfig(namespace="train", image="outlast:1", controller="c:7070")
 EVERYWHERE = {"grpc": "0.0.0.0:0", "http": "127.0.0.1:0"}
 
 
@@ -33,20 +35,21 @@ def test_who_is_told_in_words_listens_and_says_what_it_means(
 @pytest.mark.parametrize(
     ("given", "missing"),
     [
-        ({}, ["--tls-dir", "--tokens-file", "--join-token-file"]),
-        ({"tls_dir": Path("t")}, ["--tokens-file", "--join-token-file"]),
-        ({"tls_dir": Path("t"), "tokens_file": Path("f")}, ["--join-token-file"]),
+        ({}, ["--tls-dir", "--tokens-file"]),
+        ({"tls_dir": Path("t")}, ["--tokens-file"]),
+        # Outside of Kubernetes it makes a join token itself.
+        ({"tls_dir": Path("t"), "tokens_file": Path("f")}, []),
+        ({"tls_dir": Path("t"), "tokens_file": Path("f"), "kube": KUBE}, ["--join-token-file"]),
         ({"tokens_file": Path("f"), "join_token_file": Path("j")}, ["--tls-dir"]),
         ({"tls_dir": Path("t"), "client_certificates": True}, []),
         ({"tls_dir": Path("t"), "tokens_file": Path("f"), "join_token_file": Path("j")}, []),
-        # Those of `outlast up` have one that it makes itself.
         ({"tls_dir": Path("t"), "tokens_file": Path("f"), "local_nodes": 1}, []),
         ({"grpc": "127.0.0.1:0"}, []),
         ({"grpc": "[::1]:0"}, []),
         ({"grpc": "localhost:0", "http": "0.0.0.0:0"}, []),
         (
             {"grpc": "127.0.0.1:0", "http": "0.0.0.0:0", "open_http": True},
-            ["--tls-dir", "--tokens-file", "--join-token-file"],
+            ["--tls-dir", "--tokens-file"],
         ),
     ],
 )
@@ -72,6 +75,10 @@ def test_what_is_missing_beyond_loopback_is_named(
         ({"client_certificates": True}, "--client-certificates goes with --tls-dir"),
         (
             {"client_certificates": True, "tls_dir": Path("t"), "local_nodes": 1},
+            "takes a certificate for each node",
+        ),
+        (
+            {"client_certificates": True, "tls_dir": Path("t"), "kube": KUBE},
             "takes a certificate for each node",
         ),
     ],
