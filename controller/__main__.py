@@ -15,8 +15,7 @@ from controller.options import Options
 from outlast.startup import check_packages
 
 
-def parse(arguments: list[str] | None) -> Options:
-    """What the command line says; ValueError for values that make no sense."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m controller", description=__doc__)
     parser.add_argument("--state-dir", required=True, type=Path, help="journal, logs, checkpoints")
     parser.add_argument("--grpc", default=DEFAULT_GRPC, metavar="HOST:PORT")
@@ -36,13 +35,20 @@ def parse(arguments: list[str] | None) -> Options:
     parser.add_argument(
         "--insecure-i-know", action="store_true", help="listen beyond this machine without either"
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML: code, notify, retention")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="YAML: code, notify, queue, retention"
+    )
     parser.add_argument(
         "--fresh", action="store_true", help="forget jobs, nodes and host memory first"
     )
     # For tests: what runs in the place of an agent.
     parser.add_argument("--agent-command", help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def parse(arguments: list[str] | None) -> Options:
+    """What the command line says; ValueError for values that make no sense."""
+    given = _parser().parse_args(arguments)
     configuration = config_file.read_or_default(given.config)
     options = Options(
         state_dir=given.state_dir,
@@ -60,6 +66,7 @@ def parse(arguments: list[str] | None) -> Options:
         insecure=given.insecure_i_know,
         retention=configuration.retention,
         notify=configuration.notify,
+        settings=configuration.settings,
         max_code_bytes=configuration.max_code_bytes,
     )
     if given.agent_command:

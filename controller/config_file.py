@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import yaml
 
 from checkpoint.storage.drivers import missing_driver
 from controller.core.retention import Retention
+from controller.core.settings import Settings
 from controller.notify import settings as notify
 from outlast.code.digest import DEFAULT_MAX_BYTES
 from outlast.rules.places import wrong_with_place
@@ -26,6 +28,8 @@ class Configuration:
     max_code_bytes: int = DEFAULT_MAX_BYTES
     """`code.max_mib`."""
     notify: notify.Notify = notify.NOBODY
+    settings: Settings = field(default_factory=Settings)
+    """`queue`: how long a job waits before nodes are kept for it, and quotas."""
 
 
 def read(path: Path) -> Configuration:
@@ -42,11 +46,12 @@ def read(path: Path) -> Configuration:
         raise ValueError(f"{path} is not YAML: {error}") from error
     try:
         sections = _mapping({} if document is None else document, "the file")
-        _check_names(sections, ("code", "notify", "retention"), "")
+        _check_names(sections, ("code", "notify", "queue", "retention"), "")
         return Configuration(
             retention=_retention(sections.get("retention") or {}),
             max_code_bytes=_max_code_bytes(sections.get("code") or {}),
             notify=_notify(sections.get("notify") or {}),
+            settings=_queue(sections.get("queue") or {}),
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
@@ -98,6 +103,25 @@ def _max_code_bytes(given: object) -> int:
     if type(mib) is not int or not 1 <= mib <= MAX_CODE_MIB:
         raise ValueError(f"code.max_mib is {mib!r}; allowed: a whole number, 1 to {MAX_CODE_MIB}")
     return mib << 20
+
+
+def _queue(given: object) -> Settings:
+    values = _mapping(given, "queue")
+    _check_names(values, ("reserve_after_s", "nodes_per_owner", "owners"), "queue.")
+    reserve_s = values.get("reserve_after_s", Settings().reserve_after_s)
+    if type(reserve_s) not in (int, float) or not 0 <= float(str(reserve_s)) < math.inf:
+        raise ValueError(f"queue.reserve_after_s is {reserve_s!r}; allowed: seconds, 0 or more")
+    owners = _mapping(values.get("owners") or {}, "queue.owners")
+    quotas = tuple((name, _quota(each, f"queue.owners.{name}")) for name, each in owners.items())
+    each_may = values.get("nodes_per_owner")
+    quota = None if each_may is None else _quota(each_may, "queue.nodes_per_owner")
+    return Settings(reserve_after_s=float(str(reserve_s)), quotas=quotas, quota=quota)
+
+
+def _quota(given: object, where: str) -> int:
+    if type(given) is not int or given < 0:
+        raise ValueError(f"{where} is {given!r}; allowed: a number of nodes, 0 or more")
+    return given
 
 
 def _mapping(given: object, what: str) -> dict[str, object]:

@@ -56,6 +56,8 @@ def plan_of(spec: JobSpec) -> JobPlan:
         last_checkpoint_s=0.0 if spec.is_script else spec.checkpoint.last_timeout_s,
         preflight=recovery.preflight,
         retry_program_errors=recovery.retry_program_errors,
+        priority=spec.queue.priority,
+        preempts=spec.queue.preempts,
     )
 
 

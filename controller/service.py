@@ -118,6 +118,10 @@ class Service:
         job = self._machine.state.jobs.get(JobId(job_id))
         return None if job is None else job.owner
 
+    def quota_of(self, owner: str) -> int | None:
+        """How many nodes an owner's jobs may have at a time; None: any number."""
+        return self._machine.settings.quota_of(owner)
+
     @property
     def poison(self) -> Poison:
         """What made turns fail."""

@@ -20,9 +20,10 @@ from outlast.failures import ErrorKind, FailureClass
 from outlast.ids import Attempt, CommandId, NodeId
 
 
-def fill_places(ctx: Context, job: JobRecord) -> JobRecord:
-    """Put free nodes into free places; a node that the job had gets its own back."""
-    free = {node.node: node for node in nodes.free_nodes(ctx, job)}
+def fill_places(ctx: Context, job: JobRecord, kept: frozenset[NodeId] = frozenset()) -> JobRecord:
+    """Put free nodes into free places, but for those that are `kept` for others; a node that the
+    job had gets its own back."""
+    free = {node.node: node for node in nodes.free_nodes(ctx, job) if node.node not in kept}
     places: list[NodeId | None] = []
     unchecked = [node for node in job.unchecked if nodes.placed(ctx, job, node) is not None]
     for node_id in job.nodes:
@@ -56,6 +57,7 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
             attempt=attempt,
             stalled_s=0.0,
             grow_step=None,
+            yields_to=None,
             lacking=(),
             held_by=tuple(dict.fromkeys((*job.held_by, *places))),
             restarts=job.restarts + (job.attempt > NO_ATTEMPT),
@@ -188,10 +190,12 @@ def finish(ctx: Context, job: JobRecord, state: JobState, reason: str) -> None:
     close_starts(ctx, job)
     _close_checks(ctx, job, reason)
     job = incidents.close_for(ctx, job, reason)
-    job = ctx.move_job(replace(job, finished_s=ctx.now_s, unchecked=()), state, reason)
+    job = ctx.move_job(
+        replace(job, finished_s=ctx.now_s, unchecked=(), yields_to=None), state, reason
+    )
     for node_id in job.held_by:
         forget_on(ctx, job, node_id)
-    _release_nodes(ctx, job)
+    release_nodes(ctx, job)
 
 
 def forget_on(ctx: Context, job: JobRecord, node_id: NodeId) -> None:
@@ -218,8 +222,9 @@ def pause(ctx: Context, job: JobRecord, why: str) -> None:
             "its state is kept in the host memory of its nodes: make room, and "
             f"`outlast ckpt push {job.job_id}` uploads it (--to URL: elsewhere)"
         )
-    job = ctx.move_job(replace(job, grow_step=None), JobState.PAUSED, f"{why}; {how}")
-    _release_nodes(ctx, job)
+    job = replace(job, grow_step=None, yields_to=None)
+    job = ctx.move_job(job, JobState.PAUSED, f"{why}; {how}")
+    release_nodes(ctx, job)
 
 
 def exclude(ctx: Context, job: JobRecord, node: NodeRecord, reason: str) -> None:
@@ -308,7 +313,8 @@ def _close_checks(ctx: Context, job: JobRecord, why: str) -> None:
         ctx.close_command(command.command_id, f"job {job.job_id} no longer waits for it")
 
 
-def _release_nodes(ctx: Context, job: JobRecord) -> None:
+def release_nodes(ctx: Context, job: JobRecord) -> None:
+    """Give a job's nodes back."""
     for node_id in job.nodes:
         node = nodes.placed(ctx, job, node_id)
         if node is None:

@@ -36,6 +36,7 @@ from controller.core.records import (
     NodeRecord,
     TimelineEntry,
 )
+from controller.core.settings import Settings as Settings
 from controller.core.starts import start_on
 from controller.core.states import (
     IncidentState,
@@ -46,35 +47,6 @@ from controller.core.states import (
     check_node,
 )
 from outlast.ids import Attempt, CommandId, JobId, NodeId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Bounds of the fleet as a whole; jobs bring their own in the spec."""
-
-    # After a start: agents reconnect within a heartbeat or two.
-    reconcile_s: float = 10.0
-    # How long the controller distrusts its own eyes after many nodes went quiet at once.
-    blind_s: float = 300.0
-    blind_share: float = 0.3
-    blind_min_nodes: int = 3
-    # Losses that fall into one such window count as "at once".
-    blind_window_s: float = 10.0
-    breaker_share: float = 0.1
-    breaker_window_s: float = 600.0
-    # A quarantined node may be tried again after so long.
-    cooldown_s: float = 600.0
-    # A quarantined node that never came back by then is given up.
-    abandon_s: float = 7200.0
-    retire_after_quarantines: int = 3
-    retire_window_s: float = 7 * 86400.0
-    suspect_s: float = 1800.0
-    standby_recheck_s: float = 86400.0
-    fleet_check_timeout_s: float = 300.0
-    # What a job lacks on a node because something else uses it is asked for again so much later.
-    occupied_retry_s: float = 30.0
-    # Whether the cluster brings nodes by itself, which may have what the present ones lack.
-    brings_nodes: bool = False
 
 
 @dataclass(slots=True)
@@ -139,6 +111,11 @@ class Context:
     def __post_init__(self) -> None:
         for node in self.state.nodes:
             self.saw(node)
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether nodes that are not seen may be there all the same."""
+        return self.blind_until_s is not None or self.reconciling_until_s is not None
 
     def take_batch(self) -> list[Effect]:
         """The effects of this call, the journal's first; empties the batch."""

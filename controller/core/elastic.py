@@ -78,7 +78,7 @@ def in_time(ctx: Context, job: JobRecord) -> bool:
 def _stop_to_grow(ctx: Context, job: JobRecord) -> bool:
     """Stop the workers if nothing is in the way and a larger size is to be had."""
     is_settled = job.incident is None and job.job_id not in ctx.state.done
-    size = _larger(ctx, job) if is_settled and not _is_unsure(ctx) else None
+    size = _larger(ctx, job) if is_settled and not ctx.is_unsure else None
     if size is None:
         return False
     job = ctx.put(replace(job, grow_step=-1))
@@ -124,7 +124,7 @@ def _smaller(ctx: Context, job: JobRecord, num_nodes: int) -> Size | None:
     if sizes and ctx.now_s < due_s and job.grow_step is None:
         ctx.put(replace(job, deadline_s=due_s))
         return None
-    if _is_unsure(ctx):
+    if ctx.is_unsure:
         return None
     return next((size for size in sizes if size.nodes <= num_nodes), None)
 
@@ -136,11 +136,6 @@ def _larger(ctx: Context, job: JobRecord) -> Size | None:
         return None
     num_nodes = len(job.nodes) + len(nodes.free_nodes(ctx, job))
     return next((size for size in sizes if size.nodes <= num_nodes), None)
-
-
-def _is_unsure(ctx: Context) -> bool:
-    """Whether nodes that are not seen may be there all the same."""
-    return ctx.blind_until_s is not None or ctx.reconciling_until_s is not None
 
 
 def _shrunk(

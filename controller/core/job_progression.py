@@ -18,6 +18,7 @@ from controller.core import (
     looks,
     misfit,
     nodes,
+    queue,
     searching,
 )
 from controller.core.capacity import need_in_words
@@ -50,16 +51,30 @@ def advance(ctx: Context, job_id: JobId) -> None:
 
 
 def _leave_queue(ctx: Context, job: JobRecord) -> bool:
-    free = nodes.free_nodes(ctx, job)
-    if len(free) < job.plan.nodes:
-        job = elastic.shrink_in_queue(ctx, job, len(free))
-    if len(free) < job.plan.nodes:
+    over = queue.over_quota(ctx, job)
+    if bool(over) is not job.held_back:
+        job = ctx.put(replace(job, held_back=bool(over)))
+    if over:
+        ctx.explain(job, f"waiting: {over}")
+        return False
+    ahead, kept = queue.kept_for_others(ctx, job)
+    num_free = sum(node.node not in kept for node in nodes.free_nodes(ctx, job))
+    if num_free < job.plan.nodes:
+        job = elastic.shrink_in_queue(ctx, job, num_free)
+    if num_free < job.plan.nodes:
         why = "for its first start" if job.attempt == NO_ATTEMPT else "free"
         job = ctx.put(replace(job, deadline_s=_wait_until_s(ctx, job)))
-        ctx.explain(job, _shortage(ctx, job, len(free), why))
-        looks.looked(ctx, job.job_id, job.plan.nodes - len(free))
+        reason = _shortage(ctx, job, num_free, why)
+        if makes_room := queue.make_room(ctx, job, num_free):
+            reason = f"waiting for the nodes of {makes_room}, which makes room: {reason}"
+        elif ahead is not None:
+            reason = f"waiting behind {ahead.job_id}, for which free nodes are kept: {reason}"
+        ctx.explain(ctx.state.jobs[job.job_id], reason)
+        looks.looked(ctx, job.job_id, job.plan.nodes - num_free)
         return False
-    ctx.move_job(job, JobState.PROVISIONING, "nodes are free")
+    # It takes them at once, before anybody else can.
+    job = ctx.move_job(job, JobState.PROVISIONING, "nodes are free")
+    attempts.fill_places(ctx, job, kept)
     return True
 
 
@@ -150,7 +165,9 @@ def _conclude(ctx: Context, job: JobRecord) -> bool:
         return True
     incident = ctx.incident_of(job)
     if incident is not None and incident.state is IncidentState.EVIDENCE:
-        acting.act(ctx, ctx.put(replace(job, grow_step=None)), incident)
+        acting.act(ctx, ctx.put(replace(job, grow_step=None, yields_to=None)), incident)
+    elif job.yields_to is not None:
+        return queue.leave(ctx, job)
     elif job.grow_step is not None:
         return elastic.grow(ctx, job)
     else:

@@ -46,4 +46,6 @@ def next_look_s(ctx: Context) -> list[float]:
 
 def _key(ctx: Context, job: JobRecord) -> tuple[object, ...]:
     """What the answer depends on besides nodes."""
-    return (job.state, job.plan, job.misfits, job.deadline_s, job.attempt, job.nodes, ctx.awaited)
+    job_facts = (job.state, job.plan, job.misfits, job.deadline_s, job.attempt, job.nodes)
+    # One of another job may have been kept for it.
+    return (*job_facts, ctx.awaited, len(ctx.state.index.live_jobs))

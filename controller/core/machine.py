@@ -27,6 +27,7 @@ from controller.core import (
     leaving,
     looks,
     losses,
+    queue,
     requests,
     retention,
     searching,
@@ -111,7 +112,7 @@ class Machine:
             ctx.fleet_touched = True
         self._dispatch(event)
         self._tend_fleet()
-        for job_id in list(ctx.state.index.live_jobs):
+        for job_id in queue.in_order(ctx):
             self._advance(job_id)
         self._tend_fleet()
         incidents.tend(ctx)

@@ -76,6 +76,9 @@ class JobPlan:
     retry_program_errors: bool = False
     # Whether ranks that a fault leaves alive keep their processes.
     heals: bool = False
+    # Jobs of a higher one come first; whether it has those of a lower one make room.
+    priority: int = 0
+    preempts: bool = False
 
     @property
     def world_size(self) -> int:
@@ -154,6 +157,11 @@ class JobRecord:
     done_ranks: tuple[int, ...] = ()
     # While it stops in order to grow: the step after which its ranks stopped, -1 at first.
     grow_step: int | None = None
+    # The job that it stops for, as soon as `grow_step` is in storage; how often that was so.
+    yields_to: JobId | None = None
+    num_yields: int = 0
+    # Whether it waits because its owner has as many nodes as he may have.
+    held_back: bool = False
     # Last step that any rank is known to have completed.
     high_step: int = 0
     committed_step: int | None = None
@@ -216,7 +224,8 @@ class JobRecord:
     @property
     def wants_nodes(self) -> bool:
         """Whether it trains or will go on by itself, so that spares are kept for it."""
-        return self.wanted is Wanted.RUN and self.state not in _AT_REST
+        is_wanted = self.wanted is Wanted.RUN and self.state not in _AT_REST
+        return is_wanted and not self.held_back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,6 +80,7 @@ JOB_TRANSITIONS: dict[JobState, tuple[JobState, ...]] = {
         JobState.DIAGNOSING,
         JobState.REPAIRING,
         JobState.RESTARTING,
+        JobState.QUEUED,
         JobState.PAUSED,
         JobState.CANCELLED,
         JobState.FAILED,

@@ -29,12 +29,12 @@ class Claim:
 
 def claims(jobs: Iterable[JobRecord], workers: int) -> tuple[Claim, ...]:
     """The nodes, with `workers` places each, that jobs need: running jobs first, then queued ones
-    in the order of submission, then warm spares.
+    by priority, of equal ones in the order of submission, then warm spares.
 
     A job that needs larger nodes cannot be helped; it says so itself.
     """
     live = [job for job in jobs if job.wants_nodes and job.plan.workers_per_node <= workers]
-    live.sort(key=lambda job: (job.state in _WAITING, job.submitted_s))
+    live.sort(key=lambda job: (job.state in _WAITING, -job.plan.priority, job.submitted_s))
     wanted = [Claim(nodes=job.plan.wanted_nodes, image=job.plan.need.image) for job in live]
     spares = [Claim(nodes=count, image=image) for image, count in spares_wanted(live).items()]
     return tuple(claim for claim in (*wanted, *spares) if claim.nodes)

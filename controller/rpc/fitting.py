@@ -5,7 +5,7 @@ Only what no connected node has is a problem of the spec: too few nodes may beco
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from controller.core.capacity import capacities_in_words, lacking, need_in_words
@@ -27,10 +27,18 @@ class Fit:
     nodes: str
     # What no connected node has, by the field that asks for it.
     problems: tuple[FieldProblem, ...]
+    # That it takes more nodes than its owner may have, which no node changes.
+    beyond_quota: tuple[FieldProblem, ...] = ()
+
+    def problems_where(self, *, nodes_come: bool) -> tuple[FieldProblem, ...]:
+        """What is wrong with the spec; what present nodes lack is not, where others come."""
+        return self.beyond_quota if nodes_come else (*self.problems, *self.beyond_quota)
 
 
-def fit_of(spec: JobSpec, plan: JobPlan, nodes: Sequence[NodeRecord]) -> Fit:
-    """How a job fits these nodes, which are connected."""
+def fit_of(
+    spec: JobSpec, plan: JobPlan, nodes: Sequence[NodeRecord], owner: str, quota: int | None
+) -> Fit:
+    """How a job of an owner, who may have `quota` nodes, fits these nodes, which are connected."""
     fitting = sum(
         node.workers >= plan.workers_per_node and not lacking(plan.need, node.capacity)
         for node in nodes
@@ -42,7 +50,19 @@ def fit_of(spec: JobSpec, plan: JobPlan, nodes: Sequence[NodeRecord]) -> Fit:
         need=need_in_words(plan.workers_per_node, plan.need),
         nodes=capacities_in_words((node.workers, node.capacity) for node in nodes),
         problems=tuple(_problems(spec, plan, nodes)) if nodes and not fitting else (),
+        beyond_quota=tuple(_beyond(plan, owner, quota)),
     )
+
+
+def _beyond(plan: JobPlan, owner: str, quota: int | None) -> Iterator[FieldProblem]:
+    fewest = min((size.nodes for size in plan.sizes), default=plan.nodes)
+    if quota is not None and fewest > quota:
+        yield FieldProblem(
+            field="parallel",
+            message=f"takes {fewest} node(s) of {plan.workers_per_node} worker place(s), and "
+            f"{owner} may have {quota} at a time (queue.owners, queue.nodes_per_owner of the "
+            "controller's configuration)",
+        )
 
 
 def _problems(spec: JobSpec, plan: JobPlan, nodes: Sequence[NodeRecord]) -> list[FieldProblem]:

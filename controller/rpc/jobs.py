@@ -25,6 +25,7 @@ from controller.core.events import (
 )
 from controller.core.kinds import Wanted
 from controller.core.naming import names
+from controller.core.queue import waiting
 from controller.core.records import JobPlan, JobRecord
 from controller.core.requests import named
 from controller.core.states import TERMINAL, JobState
@@ -96,8 +97,9 @@ class JobsService(JobsServicer):
         if job is None:
             plan = await planned(spec, context, self._code)
             fit = self._fit(spec, plan)
-            if fit.problems and not (request.wait_for_nodes or self._service.brings_nodes):
-                await bad_request(context, SpecError(fit.problems))
+            problems = fit.problems_where(nodes_come=self._service.brings_nodes)
+            if problems and not request.wait_for_nodes:
+                await bad_request(context, SpecError(problems))
             new_id = new_job_id(spec.name, self._service.state.jobs)
             await tell(
                 context,
@@ -141,7 +143,7 @@ class JobsService(JobsServicer):
             brings_nodes=self._service.brings_nodes,
             problems=[
                 jobs_pb2.FitProblem(field=each.field, description=each.message)
-                for each in fit.problems
+                for each in fit.problems_where(nodes_come=False)
             ],
         )
 
@@ -160,7 +162,7 @@ class JobsService(JobsServicer):
     ) -> jobs_pb2.ListJobsResponse:
         """Every job, oldest first."""
         jobs = sorted(self._service.state.jobs.values(), key=lambda job: job.submitted_s)
-        return jobs_pb2.ListJobsResponse(jobs=[self._message(job) for job in jobs])
+        return self._placed(jobs_pb2.ListJobsResponse(jobs=[self._message(job) for job in jobs]))
 
     async def WatchJob(
         self, request: jobs_pb2.WatchJobRequest, context: Context
@@ -336,6 +338,14 @@ class JobsService(JobsServicer):
                 context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), reason="LOGS_LIMIT"
             )
 
+    def _placed(self, response: jobs_pb2.ListJobsResponse) -> jobs_pb2.ListJobsResponse:
+        """With the places in the queue, which change with other jobs."""
+        queue = [job.job_id for job in waiting(self._service.state)]
+        places = {job_id: place for place, job_id in enumerate(queue, 1)}
+        for message in response.jobs:
+            message.queue_position = places.get(JobId(message.job_id), 0)
+        return response
+
     def _root_for(self, spec: JobSpec) -> str:
         """Where the job's checkpoint folder goes."""
         url = spec.checkpoint.url
@@ -344,7 +354,8 @@ class JobsService(JobsServicer):
     def _fit(self, spec: JobSpec, plan: JobPlan) -> Fit:
         connected = self._sessions.is_connected
         nodes = [node for node in self._service.state.nodes.values() if connected(node.node)]
-        return fit_of(spec, plan, nodes)
+        owner = current_caller().name
+        return fit_of(spec, plan, nodes, owner, self._service.quota_of(owner))
 
     def _by_request(self, request_id: str) -> JobRecord | None:
         asked = (request_id, current_caller().name)

@@ -36,7 +36,6 @@ def brief_job(
     message = jobs_pb2.Job(
         job_id=job.job_id,
         name=job.name,
-        owner=job.owner,
         state=job.state,
         reason=_reason(job, is_blind=is_blind),
         state_since_s=job.since_s,
@@ -68,6 +67,8 @@ def brief_job(
         chosen_starts=chosen_messages(job.chosen),
         skipped=[common_pb2.StepRange(first=each.first, last=each.last) for each in job.skipped],
     )
+    message.owner, message.priority = job.owner, job.plan.priority
+    message.yields = job.num_yields
     if device is not None:
         message.device = device.name
         peak = device.peak_flops_per_s[spec.precision]

@@ -92,6 +92,9 @@ def job_lines(job: Job, now_s: float) -> list[tuple[str, str]]:
     ]
     if job.HasField("finished_s"):
         lines[-1] = ("took", f"{duration(until_s - job.submitted_s)} from submission to the end")
+    if job.yields:
+        times = "once" if job.yields == 1 else f"{job.yields} times"
+        lines.append(("queue", f"priority {job.priority}; made room for other jobs {times}"))
     lines += chosen(job)
     lines += left_out(job)
     lines += [("data", line) for line in job.data_left_out]

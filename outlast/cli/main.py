@@ -31,6 +31,7 @@ from outlast.cli import (
     notify,
     output,
     planning,
+    queue,
     report,
     serve,
     tokens,
@@ -98,6 +99,7 @@ def _root(
 running.register(app)
 serve.register(app)
 jobs.register(app)
+queue.register(app)
 incidents.register(app)
 report.register(app)
 fleet.register(app)

@@ -241,6 +241,7 @@ def _options(config: Path | None, **given: Any) -> Options:
             retention=configuration.retention,
             max_code_bytes=configuration.max_code_bytes,
             notify=configuration.notify,
+            settings=configuration.settings,
         )
 
 

@@ -16,6 +16,7 @@ from outlast.detectors import DetectorsSpec
 from outlast.layout import Layout
 from outlast.masked import MaskedSpec, SentenceOrderSpec
 from outlast.model import ModelSpec
+from outlast.queueing import QueueSpec
 from outlast.recovery import RecoverySpec
 from outlast.section import Section
 from outlast.spec.workload import ResourcesSpec, WorkloadSpec
@@ -349,6 +350,7 @@ class JobSpec(Section):
     detectors: DetectorsSpec = DetectorsSpec()
     eval: EvalSpec = EvalSpec()
     workload: WorkloadSpec = WorkloadSpec()
+    queue: QueueSpec = QueueSpec()
 
     @property
     def is_script(self) -> bool:

@@ -72,6 +72,9 @@ class Job(google.protobuf.message.Message):
     CHOSEN_STARTS_FIELD_NUMBER: builtins.int
     EXIT_CODE_FIELD_NUMBER: builtins.int
     OWNER_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    QUEUE_POSITION_FIELD_NUMBER: builtins.int
+    YIELDS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     state: builtins.str
@@ -118,6 +121,12 @@ class Job(google.protobuf.message.Message):
     """
     owner: builtins.str
     """Who submitted it; empty where the controller asked nobody who he is."""
+    priority: builtins.int
+    """Jobs of a higher one get free nodes first."""
+    queue_position: builtins.int
+    """Which of the jobs that wait for their first nodes it is, from 1; 0 for one that does not wait."""
+    yields: builtins.int
+    """How often it has made room for a job of a higher priority."""
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -191,9 +200,12 @@ class Job(google.protobuf.message.Message):
         chosen_starts: collections.abc.Iterable[outlast.v1.common_pb2.ChosenStart] | None = ...,
         exit_code: builtins.int | None = ...,
         owner: builtins.str = ...,
+        priority: builtins.int = ...,
+        queue_position: builtins.int = ...,
+        yields: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_exit_code", b"_exit_code", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_step_use", b"_step_use", "committed_step", b"committed_step", "exit_code", b"exit_code", "finished_s", b"finished_s", "grad_norm", b"grad_norm", "learning_rate", b"learning_rate", "loss", b"loss", "spec", b"spec", "step_use", b"step_use"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_exit_code", b"_exit_code", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_step_use", b"_step_use", "attempt", b"attempt", "checkpoint_url", b"checkpoint_url", "chosen_starts", b"chosen_starts", "committed_step", b"committed_step", "data_left_out", b"data_left_out", "device", b"device", "environment", b"environment", "environment_changes", b"environment_changes", "error", b"error", "ettr", b"ettr", "ettr_last_hour", b"ettr_last_hour", "exit_code", b"exit_code", "finished_s", b"finished_s", "full_model_flops_per_s", b"full_model_flops_per_s", "grad_norm", b"grad_norm", "job_id", b"job_id", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_per_s", b"model_flops_per_s", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "owner", b"owner", "peak_flops_per_s", b"peak_flops_per_s", "ranks", b"ranks", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "seconds", b"seconds", "skipped", b"skipped", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "step_use", b"step_use", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_exit_code", b"_exit_code", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_step_use", b"_step_use", "attempt", b"attempt", "checkpoint_url", b"checkpoint_url", "chosen_starts", b"chosen_starts", "committed_step", b"committed_step", "data_left_out", b"data_left_out", "device", b"device", "environment", b"environment", "environment_changes", b"environment_changes", "error", b"error", "ettr", b"ettr", "ettr_last_hour", b"ettr_last_hour", "exit_code", b"exit_code", "finished_s", b"finished_s", "full_model_flops_per_s", b"full_model_flops_per_s", "grad_norm", b"grad_norm", "job_id", b"job_id", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_per_s", b"model_flops_per_s", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "owner", b"owner", "peak_flops_per_s", b"peak_flops_per_s", "priority", b"priority", "queue_position", b"queue_position", "ranks", b"ranks", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "seconds", b"seconds", "skipped", b"skipped", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "step_use", b"step_use", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps", "yields", b"yields"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_committed_step", b"_committed_step"]) -> typing.Literal["committed_step"] | None: ...
     @typing.overload

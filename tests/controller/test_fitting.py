@@ -44,7 +44,7 @@ def node(name: str, capacity: Capacity | None, *, workers: int = 2) -> NodeRecor
 def fit(*nodes: NodeRecord, **changes: object) -> Fit:
     parallel = {"parallel": {"dp": 4}, "resources": {"workers_per_node": 2}}
     spec = parse_spec({"name": "job", "data": {"global_batch": 16}, **parallel, **changes})
-    return fit_of(spec, plan_of(spec), nodes)
+    return fit_of(spec, plan_of(spec), nodes, "", None)
 
 
 def test_a_job_that_fits_has_no_problems() -> None:
@@ -131,9 +131,9 @@ def test_an_image_that_no_node_runs_in_is_named() -> None:
     workload = {"command": ["python", "/train.py"], "image": "torch:1"}
     spec = parse_spec({"name": "job", "workload": workload})
     others = node("n1", SMALL)
-    found = fit_of(spec, plan_of(spec), [others])
+    found = fit_of(spec, plan_of(spec), [others], "", None)
     (problem,) = found.problems
     assert problem.field == "workload.image"
     assert "is 'torch:1', which none of 1 connected node(s) runs in" in problem.message
     there = node("n2", replace(SMALL, image="torch:1"))
-    assert not fit_of(spec, plan_of(spec), [others, there]).problems
+    assert not fit_of(spec, plan_of(spec), [others, there], "", None).problems

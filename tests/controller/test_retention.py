@@ -300,7 +300,11 @@ def test_what_cannot_be_archived_is_not_deleted(
     ("text", "words"),
     [
         ("retention: {ended_job: 3}", "retention.ended_job is not known.*perhaps .*ended_jobs"),
-        ("retentions: {}", "retentions is not known; allowed: code, notify, retention"),
+        ("retentions: {}", "retentions is not known; allowed: code, notify, queue, retention"),
+        ("queue: {owner: {}}", "queue.owner is not known; allowed: reserve_after_s"),
+        ("queue: {owners: {alice: many}}", "queue.owners.alice is 'many'; allowed: a number of n"),
+        ("queue: {nodes_per_owner: -1}", "queue.nodes_per_owner is -1; allowed: a number of nodes"),
+        ("queue: {reserve_after_s: .inf}", "queue.reserve_after_s is inf; allowed: seconds"),
         ("retention: {ended_jobs: 0}", "retention.ended_jobs is 0; allowed: 1 or more"),
         ("retention: {ended_jobs: 1.5}", "retention.ended_jobs is 1.5; allowed: a whole number"),
         ("retention: {ended_jobs: true}", "retention.ended_jobs is True; allowed: a whole number"),
@@ -318,6 +322,14 @@ def test_mistakes_in_the_configuration_are_named(tmp_path: Path, text: str, word
     path.write_text(text)
     with pytest.raises(ValueError, match=words):
         config_file.read(path)
+
+
+def test_quotas_are_those_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "controller.yaml"
+    path.write_text("queue: {nodes_per_owner: 4, owners: {alice: 16, ci: 0}, reserve_after_s: 60}")
+    found = config_file.read(path).settings
+    assert found.reserve_after_s == 60.0
+    assert [found.quota_of(owner) for owner in ("alice", "ci", "kim", "")] == [16, 0, 4, None]
 
 
 def test_configuration_has_defaults(tmp_path: Path) -> None:

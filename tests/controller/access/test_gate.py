@@ -16,6 +16,7 @@ import pytest
 from controller.access import tokens
 from controller.access.audit import Audit
 from controller.access.roles import RULES, Role
+from controller.core.settings import Settings
 from controller.web.login import COOKIE
 from outlast.channel import HEADER, bearer
 from outlast.v1 import access_pb2, jobs_pb2, nodes_pb2, ranks_pb2
@@ -332,3 +333,29 @@ def test_looking_into_processes_takes_their_owner_and_is_written_down(tmp_path: 
         assert callers == ["sam", "kim", "vera", "sam"]
 
     run(tmp_path, scenario)
+
+
+def test_a_job_that_its_owner_may_never_have_the_nodes_for_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.yaml"
+    given = tokens_file(path)
+    settings = Settings(quotas=(("sam", 1),))
+
+    async def whole() -> None:
+        async with lab(tmp_path / "state", settings, tokens_file=path) as bench:
+            await bench.add_agents(2)
+            asked = submit_request()
+            code, said = await refused(bench.jobs.Submit(asked, metadata=shown(given["sam"])))
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert "parallel: takes 2 node(s)" in said
+            assert "sam may have 1 at a time (queue.owners" in said
+            asked.wait_for_nodes = True
+            waits = await bench.jobs.Submit(asked, metadata=shown(given["sam"]))
+            assert waits.job.state == "QUEUED"
+            listed = await bench.jobs.ListJobs(
+                jobs_pb2.ListJobsRequest(), metadata=shown(given["vera"])
+            )
+            assert [job.queue_position for job in listed.jobs] == [1]
+            other = submit_request(name="kims")
+            await bench.jobs.Submit(other, metadata=shown(given["kim"]))
+
+    asyncio.run(whole())
