@@ -12,7 +12,7 @@ and goes on from what it had saved, as under torchrun.
 
 from __future__ import annotations
 
-from controller.core import attempts, nodes
+from controller.core import attempts, nodes, queue
 from controller.core.context import Context
 from controller.core.effects import Alert
 from controller.core.frozen import replace
@@ -134,8 +134,10 @@ def _larger(ctx: Context, job: JobRecord) -> Size | None:
     sizes = [size for size in job.plan.sizes if size.nodes > job.plan.nodes]
     if not sizes:
         return None
-    num_nodes = len(job.nodes) + len(nodes.free_nodes(ctx, job))
-    return next((size for size in sizes if size.nodes <= num_nodes), None)
+    _, kept = queue.kept_for_others(ctx, job)
+    free = [node for node in nodes.free_nodes(ctx, job) if node.node not in kept]
+    most = len(job.nodes) + min(len(free), queue.left_of_quota(ctx, job))
+    return next((size for size in sizes if size.nodes <= most), None)
 
 
 def _shrunk(

@@ -53,20 +53,28 @@ def waiting(state: State) -> list[JobRecord]:
 
 def over_quota(ctx: Context, job: JobRecord) -> str:
     """Why its owner may not have the nodes that a job wants now; "" when he may."""
+    left = left_of_quota(ctx, job)
+    if job.plan.nodes <= left:
+        return ""
     most = ctx.settings.quota_of(job.owner)
-    if most is None:
-        return ""
     held = _held_by_owner(ctx.state)[job.owner]
-    if held + job.plan.nodes <= most:
-        return ""
     return (
         f"{job.owner} may have {most} node(s) at a time and has {held}; this job needs "
         f"{job.plan.nodes}"
     )
 
 
+def left_of_quota(ctx: Context, job: JobRecord) -> int:
+    """How many more nodes the owner of a job may have."""
+    most = ctx.settings.quota_of(job.owner)
+    if most is None:
+        return len(ctx.state.nodes)
+    return max(0, most - _held_by_owner(ctx.state)[job.owner])
+
+
 def kept_for_others(ctx: Context, job: JobRecord) -> tuple[JobRecord | None, frozenset[NodeId]]:
-    """The job ahead of this one for which free nodes are kept, and those nodes."""
+    """The job ahead of this one for which free nodes are kept, and those nodes. Of one that has
+    nodes and would have more, all that wait are ahead."""
     for ahead in waiting(ctx.state):
         if ahead.job_id == job.job_id:
             break

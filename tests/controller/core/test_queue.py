@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from controller.core import events as ev
 from controller.core.context import Settings
-from controller.core.records import JobRecord
+from controller.core.records import JobRecord, Size
 from controller.core.states import TERMINAL, JobState
 from outlast.ids import JobId
 from tests.controller.core.driver import Driver, make_plan
@@ -251,6 +251,26 @@ def test_a_person_who_cancels_or_pauses_a_job_that_makes_room_is_obeyed() -> Non
         fleet.settle()
         assert fleet.states() == {"low": state, "urgent": "RUNNING"}
         assert fleet.job(JobId("low")).yields_to is None
+
+
+def test_a_job_that_could_grow_leaves_what_is_kept_for_others_and_is_not_his() -> None:
+    sizes = tuple(Size(dp=dp, nodes=dp, spec_json=f'{{"dp": {dp}}}') for dp in (2, 1))
+    for settings, waits, grows in (
+        ({}, False, True),
+        ({}, True, False),
+        ({"quotas": (("alice", 1),)}, False, False),
+    ):
+        fleet = Fleet(2, **settings)
+        small = {"sizes": sizes, "grow_after_s": 0.0}
+        fleet.ask("other", 1)
+        fleet.ask("elastic", 1, "alice", **small)
+        if waits:
+            fleet.ask("large", 2)
+            fleet.now_s += RESERVE_S
+        fleet.end("other")
+        fleet.committed("elastic", 1)
+        state = fleet.states()["elastic"]
+        assert state == ("SUSPENDING" if grows else "RUNNING"), (settings, waits)
 
 
 _JOBS = st.lists(
