@@ -98,9 +98,10 @@ class RecoverySpec(Section):
     )
     heal: bool = Field(
         False,
-        description="Ranks that live when another or its node dies keep their processes: they "
-        "leave the attempt and join the next. For the trainer's ranks on CPUs; on GPUs, and for "
-        "scripts, all processes are made anew. New, and off until it has run for longer.",
+        description="Ranks that live when another dies or hangs, or its node is lost, keep their "
+        "processes: they leave the attempt and join the next. For the trainer's ranks on CPUs; on "
+        "GPUs, and for scripts, all processes are made anew. New, and off until it has run for "
+        "longer.",
     )
     in_place_restarts: int = Field(
         1,

@@ -22,6 +22,9 @@ from controller.core.records import JobRecord, NodeRecord
 from controller.core.states import AWAY, EXCLUDED, JobState, NodeState
 from outlast.ids import JobId, NodeId
 
+# More than any fleet has.
+_ANY_NUMBER = 1 << 31
+
 
 def in_order(ctx: Context) -> Iterator[JobId]:
     """All jobs that have not ended: first those that have nodes, then the others by their turn.
@@ -68,7 +71,7 @@ def left_of_quota(ctx: Context, job: JobRecord) -> int:
     """How many more nodes the owner of a job may have."""
     most = ctx.settings.quota_of(job.owner)
     if most is None:
-        return len(ctx.state.nodes)
+        return _ANY_NUMBER
     return max(0, most - _held_by_owner(ctx.state)[job.owner])
 
 

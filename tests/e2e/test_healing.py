@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from tests.chaos.orders import Desk
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, wait_for
 
 # Four ranks on two nodes, two of each in a stage.
 JOB = {
@@ -46,6 +46,23 @@ def test_only_the_rank_that_dies_has_a_new_process(
     (incident,) = cluster.incidents(job_id)
     assert (incident.cause, incident.action) == ("worker_killed", "restart_in_place")
     assert incident.steps_redone <= 1
+    assert cluster.losses(job_id) == fault_free
+
+
+def test_of_a_hang_only_the_rank_that_stands_has_a_new_process(
+    cluster: Cluster, fault_free: dict[int, float], slow_steps: Desk
+) -> None:
+    job_id = cluster.submit(**HEALING, name="stands")
+    cluster.wait_step(job_id, 10)
+    before = [present.pid for present in cluster.presents(job_id, 1)]
+    os.kill(before[1], signal.SIGSTOP)
+    wait_for(lambda: cluster.job(job_id).attempt == 2, "the next attempt")
+    slow_steps.speed_up()
+    cluster.wait_state(job_id, "SUCCEEDED")
+    after = [present.pid for present in cluster.presents(job_id, 2)]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [True, False, True, True]
+    (incident,) = cluster.incidents(job_id)
+    assert incident.cause == "hang"
     assert cluster.losses(job_id) == fault_free
 
 

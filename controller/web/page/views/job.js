@@ -208,7 +208,8 @@ function Facts({ job }) {
   return html`<section aria-labelledby="facts">
     <h2 id="facts">Spec and places</h2>
     <dl class="facts">
-      <dt>Submitted</dt><dd>${moment(job.submitted_s)} (${ago(job.submitted_s)})</dd>
+      <dt>Submitted</dt><dd>${moment(job.submitted_s)} (${ago(job.submitted_s)})${job.owner && ` by ${job.owner}`}</dd>
+      <dt>Priority</dt><dd>${job.priority}${job.yields > 0 && `; made room for other jobs ${job.yields} ${job.yields === 1 ? "time" : "times"}`}</dd>
       <dt>Checkpoints</dt><dd><code>${job.checkpoint_url}</code></dd>
       <dt>Nodes</dt><dd>${(job.nodes ?? []).slice(0, 64).join(", ") || "none"}${job.nodes?.length > 64 ? " …" : ""}</dd>
       <dt>Arithmetic</dt><dd>${job.environment || "not known yet"}</dd>

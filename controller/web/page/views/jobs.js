@@ -6,7 +6,10 @@ import { Empty, Failure, html, Link, Loading, Progress, State, Table, usePolled 
 
 const COLUMNS = [
   { name: "Job", cell: (job) => html`<${Link} to="/jobs/${job.job_id}">${job.job_id}<//>` },
-  { name: "State", cell: (job) => html`<${State} state=${job.state} />` },
+  {
+    name: "State",
+    cell: (job) => html`<${State} state=${job.state} />${job.queue_position > 0 && html` <small>#${job.queue_position} in the queue</small>`}`,
+  },
   {
     name: "Progress",
     cell: (job) => html`<span class="progress">
@@ -23,9 +26,13 @@ const COLUMNS = [
   { name: "Why", cell: (job) => html`<span class="why" title=${job.reason}>${job.reason}</span>` },
 ];
 
+const OWNER = { name: "Owner", cell: (job) => job.owner };
+
 export function JobsView() {
   const { value, error } = usePolled(() => get(["jobs"]), []);
   const jobs = value?.jobs ?? [];
+  // Where nobody logs in there are no owners.
+  const columns = jobs.some((job) => job.owner) ? [COLUMNS[0], OWNER, ...COLUMNS.slice(1)] : COLUMNS;
   const running = jobs.filter((job) => job.state === "RUNNING");
   return html`<h1>Jobs</h1>
     <${Failure} error=${error} />
@@ -36,5 +43,5 @@ export function JobsView() {
     ${jobs.length > 0 && html`<p class="quiet">
         ${running.length} running of ${jobs.length}${value.next ? " newest" : ""}
       </p>
-      <${Table} caption="Jobs" columns=${COLUMNS} rows=${jobs} rowKey=${(job) => job.job_id} />`}`;
+      <${Table} caption="Jobs" columns=${columns} rows=${jobs} rowKey=${(job) => job.job_id} />`}`;
 }
