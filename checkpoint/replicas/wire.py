@@ -107,7 +107,7 @@ class Line:
         self._socket.sendall(_FRAME.pack(len(text), block_checksum(CHECKSUM, text)) + text)
 
     def receive(
-        self, within_s: float = SILENCE_S, max_bytes: int = _MAX_MESSAGE_BYTES
+        self, within_s: float = SILENCE_S, *, max_bytes: int = _MAX_MESSAGE_BYTES
     ) -> dict[str, object] | None:
         """The next message, if it begins in time; None when the other side has hung up.
 

@@ -213,7 +213,8 @@ class Fleet:
 
     def _start_controller(self) -> None:
         arguments = ["controller", "--state-dir", str(self._state_dir)]
-        arguments += ["--grpc", f"{_HUB}:7070", "--http", f"{_HUB}:7071"]
+        # Nobody else is in these namespaces.
+        arguments += ["--grpc", f"{_HUB}:7070", "--http", f"{_HUB}:7071", "--insecure-i-know"]
         self._controller = self._spawn("hub", ["outlast.cli.main", *arguments], "controller", {})
 
     def _start_agent(self, node: str, number: int) -> None:
