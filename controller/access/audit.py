@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from urllib.parse import unquote
 
 from controller.ratelimit import RateLimitedLog
 from outlast import private
@@ -75,6 +76,8 @@ class Audit:
         if entry.why and not self._has_room(entry.caller):
             self.num_left_out += 1
             return
+        # gRPC writes the brackets of an address as a URL does.
+        entry = replace(entry, peer=unquote(entry.peer))
         short = replace(entry, **{name: getattr(entry, name)[:MAX_TEXT] for name in _TEXTS})
         line = json.dumps(asdict(short), ensure_ascii=True) + "\n"
         try:

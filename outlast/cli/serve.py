@@ -305,9 +305,10 @@ def ready_lines(options: Options, running: Running) -> list[str]:
         token = options.token_file
         shown = "" if options.tls_dir is None else " --tls-dir DIR"
         shown += "" if token is None else f" --join-token-file {token}"
-        lines.append(
-            f"Add nodes with: outlast agent --controller {running.grpc} --workers N{shown}"
-        )
+        # On other machines it has another name.
+        is_everywhere = reachable(running.grpc) != running.grpc
+        address = f"HOST:{running.grpc.rpartition(':')[2]}" if is_everywhere else running.grpc
+        lines.append(f"Add nodes with: outlast agent --controller {address} --workers N{shown}")
     # In a clone of the repository, as its pages have it; else where the package has it.
     example = _EXAMPLE if Path(_EXAMPLE).is_file() else shlex.quote(str(EXAMPLE))
     lines.append(f"Train with: outlast submit {example} --watch{found}")

@@ -40,6 +40,12 @@ def test_what_was_written_comes_back_newest_first(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / FILE_NAME).stat().st_mode) == 0o600
 
 
+def test_addresses_stand_as_people_write_them(tmp_path: Path) -> None:
+    audit = Audit(tmp_path)
+    audit.add(replace(entry(1.0), peer="ipv6:%5B::1%5D:4711"))
+    assert next(audit.read()).peer == "ipv6:[::1]:4711"
+
+
 def test_no_line_can_be_put_in_by_a_name(tmp_path: Path) -> None:
     audit = Audit(tmp_path)
     audit.add(entry(1.0, why='line\n{"at_s": 2}\u2028\u0000'))
