@@ -107,7 +107,9 @@ def _max_code_bytes(given: object) -> int:
 
 def _queue(given: object) -> Settings:
     values = _mapping(given, "queue")
-    _check_names(values, ("reserve_after_s", "nodes_per_owner", "owners"), "queue.")
+    _check_names(
+        values, ("reserve_after_s", "nodes_per_owner", "owners", "most_priority"), "queue."
+    )
     reserve_s = values.get("reserve_after_s", Settings().reserve_after_s)
     if type(reserve_s) not in (int, float) or not 0 <= float(str(reserve_s)) < math.inf:
         raise ValueError(f"queue.reserve_after_s is {reserve_s!r}; allowed: seconds, 0 or more")
@@ -115,7 +117,12 @@ def _queue(given: object) -> Settings:
     quotas = tuple((name, _quota(each, f"queue.owners.{name}")) for name, each in owners.items())
     each_may = values.get("nodes_per_owner")
     quota = None if each_may is None else _quota(each_may, "queue.nodes_per_owner")
-    return Settings(reserve_after_s=float(str(reserve_s)), quotas=quotas, quota=quota)
+    most = values.get("most_priority", Settings().most_priority)
+    if type(most) is not int or not -100 <= most <= 100:
+        raise ValueError(f"queue.most_priority is {most!r}; allowed: a whole number, -100 to 100")
+    return Settings(
+        reserve_after_s=float(str(reserve_s)), quotas=quotas, quota=quota, most_priority=most
+    )
 
 
 def _quota(given: object, where: str) -> int:

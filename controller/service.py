@@ -23,6 +23,8 @@ from controller.core.changes import JobPut, NodeForgotten, State, StateChange
 from controller.core.edge.edge import Edge
 from controller.core.events import ControllerStarted, Event, TimePassed
 from controller.core.machine import Machine
+from controller.core.records import JobRecord
+from controller.core.settings import Settings
 from controller.core.states import TERMINAL
 from controller.curve_writer import CurveWriter
 from controller.deciding import Decider
@@ -118,9 +120,14 @@ class Service:
         job = self._machine.state.jobs.get(JobId(job_id))
         return None if job is None else job.owner
 
-    def quota_of(self, owner: str) -> int | None:
-        """How many nodes an owner's jobs may have at a time; None: any number."""
-        return self._machine.settings.quota_of(owner)
+    def queue(self) -> list[JobRecord]:
+        """The jobs that wait for their nodes, by their turn."""
+        return self._machine.queue()
+
+    @property
+    def settings(self) -> Settings:
+        """Bounds of the fleet as a whole."""
+        return self._machine.settings
 
     @property
     def poison(self) -> Poison:

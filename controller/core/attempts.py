@@ -188,7 +188,7 @@ def stops_pending(ctx: Context, job: JobRecord) -> Iterator[CommandRecord]:
 
 def finish(ctx: Context, job: JobRecord, state: JobState, reason: str) -> None:
     close_starts(ctx, job)
-    _close_checks(ctx, job, reason)
+    close_checks(ctx, job, reason)
     job = incidents.close_for(ctx, job, reason)
     job = ctx.move_job(
         replace(job, finished_s=ctx.now_s, unchecked=(), yields_to=None), state, reason
@@ -213,7 +213,7 @@ def forget_on(ctx: Context, job: JobRecord, node_id: NodeId) -> None:
 
 
 def pause(ctx: Context, job: JobRecord, why: str) -> None:
-    _close_checks(ctx, job, why)
+    close_checks(ctx, job, why)
     job = incidents.close_for(ctx, job, why)
     how = f"`outlast resume {job.job_id}` continues it"
     if len(ctx.state.done.get(job.job_id, {})) == job.plan.world_size:
@@ -307,7 +307,8 @@ def _place(ctx: Context, job: JobRecord, node: NodeRecord) -> None:
     ctx.move_node(replace(node, job=job.job_id), NodeState.ASSIGNED, f"runs {job.job_id}")
 
 
-def _close_checks(ctx: Context, job: JobRecord, why: str) -> None:
+def close_checks(ctx: Context, job: JobRecord, why: str) -> None:
+    """Wait for no check any more."""
     searching.give_up(ctx, job, why)
     for command in ctx.commands_of(RunSuite, job=job.job_id):
         ctx.close_command(command.command_id, f"job {job.job_id} no longer waits for it")

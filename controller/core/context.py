@@ -99,6 +99,10 @@ class Context:
     trusting_until_s: float = 0.0
     # Jobs on whose state the machine has failed, and how: nothing is decided about them.
     aside: dict[JobId, str] = field(default_factory=dict)
+    # How things stand in the queue, as `queue` has computed it; None once a job or node has come
+    # into another state. How often a job has.
+    turns: object = None
+    num_moves: int = 0
     # Of jobs that wait for nodes.
     looks: dict[JobId, Look] = field(default_factory=dict)
     # Searches that were asked for since the controller started.
@@ -224,6 +228,8 @@ class Context:
     ) -> JobRecord:
         """Take a job to another state, and note the phase in its open incident."""
         check_job(job.state, to, job.job_id)
+        self.turns = None
+        self.num_moves += 1
         changed = self.put(
             replace(
                 job,
@@ -257,6 +263,7 @@ class Context:
         self, node: NodeRecord, to: NodeState, reason: str, *, timer_s: float | None = None
     ) -> NodeRecord:
         check_node(node.state, to, node.node)
+        self.turns = None
         return self.put(replace(node, state=to, since_s=self.now_s, reason=reason, timer_s=timer_s))
 
     # Incidents

@@ -136,7 +136,7 @@ def _larger(ctx: Context, job: JobRecord) -> Size | None:
         return None
     _, kept = queue.kept_for_others(ctx, job)
     free = [node for node in nodes.free_nodes(ctx, job) if node.node not in kept]
-    most = len(job.nodes) + min(len(free), queue.left_of_quota(ctx, job))
+    most = len(job.nodes) + min(len(free), queue.turns(ctx).left_of_quota(job))
     return next((size for size in sizes if size.nodes <= most), None)
 
 

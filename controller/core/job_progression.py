@@ -51,6 +51,8 @@ def advance(ctx: Context, job_id: JobId) -> None:
 
 
 def _leave_queue(ctx: Context, job: JobRecord) -> bool:
+    if job.plan.sizes and queue.over_quota(ctx, job):
+        job = elastic.shrink_in_queue(ctx, job, queue.turns(ctx).left_of_quota(job))
     over = queue.over_quota(ctx, job)
     if bool(over) is not job.held_back:
         job = ctx.put(replace(job, held_back=bool(over)))
@@ -65,13 +67,14 @@ def _leave_queue(ctx: Context, job: JobRecord) -> bool:
         why = "for its first start" if job.attempt == NO_ATTEMPT else "free"
         job = ctx.put(replace(job, deadline_s=_wait_until_s(ctx, job)))
         reason = _shortage(ctx, job, num_free, why)
-        if makes_room := queue.make_room(ctx, job, num_free):
-            reason = f"waiting for the nodes of {makes_room}, which makes room: {reason}"
-        elif ahead is not None:
-            reason = f"waiting behind {ahead.job_id}, for which free nodes are kept: {reason}"
+        if ahead:
+            reason = f"waiting behind {ahead}, for which free nodes are kept: {reason}"
+        elif makes_room := queue.make_room(ctx, job, num_free):
+            reason = f"waiting for {makes_room} to make room: {reason}"
         ctx.explain(ctx.state.jobs[job.job_id], reason)
         looks.looked(ctx, job.job_id, job.plan.nodes - num_free)
-        return False
+        # One that had not started yet has given its nodes back at once.
+        return not ahead and len(nodes.free_nodes(ctx, job)) > num_free
     # It takes them at once, before anybody else can.
     job = ctx.move_job(job, JobState.PROVISIONING, "nodes are free")
     attempts.fill_places(ctx, job, kept)
@@ -99,7 +102,10 @@ def _provision(ctx: Context, job: JobRecord) -> bool:
             node = ctx.state.nodes[node_id]
             nodes.run_suite(ctx, node, "preflight", job.plan.preflight_timeout_s, job)
         return True
-    reason = _shortage(ctx, job, job.plan.nodes - len(missing), _missing_why(ctx, job))
+    have = job.plan.nodes - len(missing)
+    reason = _shortage(ctx, job, have, _missing_why(ctx, job))
+    if makes_room := queue.make_room(ctx, job, have):
+        reason = f"waiting for {makes_room} to make room: {reason}"
     job = ctx.put(replace(job, deadline_s=_wait_until_s(ctx, job)))
     if reason != job.reason:
         ctx.explain(job, reason)
@@ -107,7 +113,7 @@ def _provision(ctx: Context, job: JobRecord) -> bool:
             ProvisionNodes(count=len(missing), workers=job.plan.workers_per_node, reason=reason)
         )
     looks.looked(ctx, job.job_id, len(missing))
-    return False
+    return bool(makes_room) and bool(nodes.free_nodes(ctx, job))
 
 
 def _pass_preflight(ctx: Context, job: JobRecord) -> bool:

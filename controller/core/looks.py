@@ -47,5 +47,5 @@ def next_look_s(ctx: Context) -> list[float]:
 def _key(ctx: Context, job: JobRecord) -> tuple[object, ...]:
     """What the answer depends on besides nodes."""
     job_facts = (job.state, job.plan, job.misfits, job.deadline_s, job.attempt, job.nodes)
-    # One of another job may have been kept for it.
-    return (*job_facts, ctx.awaited, len(ctx.state.index.live_jobs))
+    # What other jobs do decides which nodes are kept from it.
+    return (*job_facts, ctx.awaited, ctx.is_unsure, ctx.num_moves)

@@ -59,6 +59,7 @@ from controller.core.node_events import (
     NodeUncordonRequested,
     WorkerExited,
 )
+from controller.core.records import JobRecord
 from outlast.ids import JobId, NodeId
 
 # What ranks and agents say in thousands at once after a fault. Whatever follows from it for
@@ -92,6 +93,10 @@ class Machine:
         """Why a node has to stay on the list; "" when it need not."""
         return fleet.why_not_forgotten(self._ctx, node)
 
+    def queue(self) -> list[JobRecord]:
+        """The jobs that wait for their nodes, by their turn."""
+        return queue.Turns(self._ctx).order
+
     @property
     def settings(self) -> Settings:
         """Bounds of the fleet as a whole."""
@@ -103,6 +108,7 @@ class Machine:
         # Time never runs backwards in here, whatever the clock does.
         ctx.now_s = max(ctx.now_s, now_s)
         self._job_at_work = None
+        ctx.turns = None
         if isinstance(event, OF_PERSONS):
             ctx.aside.pop(event.job_id, None)
         # What was due while no controller was there waits until reality is known.

@@ -35,24 +35,31 @@ def free_nodes(ctx: Context, job: JobRecord) -> list[NodeRecord]:
     """Nodes that may take a place of this job, best first: those that it had,
     then checked standbys, then others."""
     rank = {NodeState.STANDBY: 1, NodeState.READY: 2}
-    # Workers of another attempt may still be alive there.
-    stopping = {command.node for command in ctx.commands_of(StopWorkers)}
-    found = [
-        node
-        for node in map(ctx.state.nodes.__getitem__, ctx.state.index.free)
-        if not node.cordoned
-        and misfit.fits(job, node, ctx.now_s)
-        and ctx.connected(node.node)
-        and not ctx.view(node.node).late
-        and not ctx.view(node.node).closed
-        and node.node not in stopping
-        and not node.is_stuck
-        and not node.has_left
-    ]
+    found = [node for node in usable_nodes(ctx) if misfit.fits(job, node, ctx.now_s)]
     # Thousands of nodes are held against thousands of places.
     own = frozenset(job.nodes)
     found.sort(key=lambda node: (0 if node.node in own else rank[node.state], node.node))
     return found
+
+
+def usable_nodes(ctx: Context) -> list[NodeRecord]:
+    """Nodes that are free for any job that they suit."""
+    # Workers of another attempt may still be alive there.
+    stopping = {command.node for command in ctx.commands_of(StopWorkers)}
+    return [
+        node
+        for node in map(ctx.state.nodes.__getitem__, ctx.state.index.free)
+        if may_be_used(ctx, node)
+        and ctx.connected(node.node)
+        and not ctx.view(node.node).late
+        and node.node not in stopping
+    ]
+
+
+def may_be_used(ctx: Context, node: NodeRecord) -> bool:
+    """Whether nothing but its present work, or a moment's silence, keeps a job off a node."""
+    is_shut = node.cordoned or ctx.view(node.node).closed
+    return not (is_shut or node.is_stuck or node.has_left)
 
 
 def held_by_others(ctx: Context, job: JobRecord) -> str:

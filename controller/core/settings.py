@@ -36,6 +36,8 @@ class Settings:
     # other one; None: as many as there are.
     quotas: tuple[tuple[str, int], ...] = ()
     quota: int | None = None
+    # The highest priority that who may only submit can give a job.
+    most_priority: int = 100
     # Whether the cluster brings nodes by itself, which may have what the present ones lack.
     brings_nodes: bool = False
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 class JobState(StrEnum):
     """Where a job stands."""
 
-    QUEUED = "QUEUED"  # waits for its first set of nodes
+    QUEUED = "QUEUED"  # has no nodes, and waits for its turn
     PROVISIONING = "PROVISIONING"  # some places have no node
     PREFLIGHT = "PREFLIGHT"  # nodes are being checked before use
     STARTING = "STARTING"  # workers are started; no common step yet
@@ -67,10 +67,16 @@ JOB_TRANSITIONS: dict[JobState, tuple[JobState, ...]] = {
         JobState.CANCELLED,
         JobState.FAILED,
     ),
-    JobState.PROVISIONING: (JobState.PREFLIGHT, JobState.PAUSED, JobState.CANCELLED),
+    JobState.PROVISIONING: (
+        JobState.PREFLIGHT,
+        JobState.QUEUED,
+        JobState.PAUSED,
+        JobState.CANCELLED,
+    ),
     JobState.PREFLIGHT: (
         JobState.STARTING,
         JobState.PROVISIONING,
+        JobState.QUEUED,
         JobState.PAUSED,
         JobState.CANCELLED,
     ),
@@ -81,6 +87,7 @@ JOB_TRANSITIONS: dict[JobState, tuple[JobState, ...]] = {
         JobState.REPAIRING,
         JobState.RESTARTING,
         JobState.QUEUED,
+        JobState.SUCCEEDED,
         JobState.PAUSED,
         JobState.CANCELLED,
         JobState.FAILED,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from controller.access.roles import Caller, Role
 from controller.core.capacity import capacities_in_words, lacking, need_in_words
 from controller.core.records import JobPlan, NodeRecord
 from outlast.problems import FieldProblem, shown
@@ -54,12 +55,22 @@ def fit_of(
     )
 
 
+def beyond_priority(priority: int, caller: Caller, most: int) -> tuple[FieldProblem, ...]:
+    """That a caller gives a job a higher priority than he may."""
+    if priority <= most or caller.role is None or caller.role >= Role.OPERATOR:
+        return ()
+    message = (
+        f"is {priority}; {caller.name} is {caller.role.word} and may give up to {most} "
+        "(queue.most_priority of the controller's configuration)"
+    )
+    return (FieldProblem(field="queue.priority", message=message),)
+
+
 def _beyond(plan: JobPlan, owner: str, quota: int | None) -> Iterator[FieldProblem]:
-    fewest = min((size.nodes for size in plan.sizes), default=plan.nodes)
-    if quota is not None and fewest > quota:
+    if quota is not None and plan.nodes > quota:
         yield FieldProblem(
             field="parallel",
-            message=f"takes {fewest} node(s) of {plan.workers_per_node} worker place(s), and "
+            message=f"takes {plan.nodes} node(s) of {plan.workers_per_node} worker place(s), and "
             f"{owner} may have {quota} at a time (queue.owners, queue.nodes_per_owner of the "
             "controller's configuration)",
         )

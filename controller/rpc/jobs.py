@@ -25,7 +25,6 @@ from controller.core.events import (
 )
 from controller.core.kinds import Wanted
 from controller.core.naming import names
-from controller.core.queue import waiting
 from controller.core.records import JobPlan, JobRecord
 from controller.core.requests import named
 from controller.core.states import TERMINAL, JobState
@@ -39,7 +38,7 @@ from controller.grpc_errors import (
     tell,
 )
 from controller.rpc.choosing import ChoiceError, chosen_start, is_choice
-from controller.rpc.fitting import Fit, fit_of
+from controller.rpc.fitting import Fit, beyond_priority, fit_of
 from controller.rpc.job_views import JobView, JobViews
 from controller.rpc.new_jobs import new_job_id, root_of
 from controller.rpc.planning import parsed, planned
@@ -97,8 +96,11 @@ class JobsService(JobsServicer):
         if job is None:
             plan = await planned(spec, context, self._code)
             fit = self._fit(spec, plan)
-            problems = fit.problems_where(nodes_come=self._service.brings_nodes)
-            if problems and not request.wait_for_nodes:
+            most = self._service.settings.most_priority
+            problems = beyond_priority(spec.queue.priority, current_caller(), most)
+            if not request.wait_for_nodes:
+                problems += fit.problems_where(nodes_come=self._service.brings_nodes)
+            if problems:
                 await bad_request(context, SpecError(problems))
             new_id = new_job_id(spec.name, self._service.state.jobs)
             await tell(
@@ -340,7 +342,7 @@ class JobsService(JobsServicer):
 
     def _placed(self, response: jobs_pb2.ListJobsResponse) -> jobs_pb2.ListJobsResponse:
         """With the places in the queue, which change with other jobs."""
-        queue = [job.job_id for job in waiting(self._service.state)]
+        queue = [job.job_id for job in self._service.queue()]
         places = {job_id: place for place, job_id in enumerate(queue, 1)}
         for message in response.jobs:
             message.queue_position = places.get(JobId(message.job_id), 0)
@@ -355,7 +357,7 @@ class JobsService(JobsServicer):
         connected = self._sessions.is_connected
         nodes = [node for node in self._service.state.nodes.values() if connected(node.node)]
         owner = current_caller().name
-        return fit_of(spec, plan, nodes, owner, self._service.quota_of(owner))
+        return fit_of(spec, plan, nodes, owner, self._service.settings.quota_of(owner))
 
     def _by_request(self, request_id: str) -> JobRecord | None:
         asked = (request_id, current_caller().name)

@@ -124,7 +124,9 @@ class Job(google.protobuf.message.Message):
     priority: builtins.int
     """Jobs of a higher one get free nodes first."""
     queue_position: builtins.int
-    """Which of the jobs that wait for their first nodes it is, from 1; 0 for one that does not wait."""
+    """Which of the jobs that wait for their nodes it is, from 1; 0 for one that does not wait. In
+    ListJobs only.
+    """
     yields: builtins.int
     """How often it has made room for a job of a higher priority."""
     @property

@@ -304,6 +304,7 @@ def test_what_cannot_be_archived_is_not_deleted(
         ("queue: {owner: {}}", "queue.owner is not known; allowed: reserve_after_s"),
         ("queue: {owners: {alice: many}}", "queue.owners.alice is 'many'; allowed: a number of n"),
         ("queue: {nodes_per_owner: -1}", "queue.nodes_per_owner is -1; allowed: a number of nodes"),
+        ("queue: {most_priority: high}", "queue.most_priority is 'high'; allowed: a whole n"),
         ("queue: {reserve_after_s: .inf}", "queue.reserve_after_s is inf; allowed: seconds"),
         ("retention: {ended_jobs: 0}", "retention.ended_jobs is 0; allowed: 1 or more"),
         ("retention: {ended_jobs: 1.5}", "retention.ended_jobs is 1.5; allowed: a whole number"),

@@ -359,3 +359,21 @@ def test_a_job_that_its_owner_may_never_have_the_nodes_for_is_refused(tmp_path: 
             await bench.jobs.Submit(other, metadata=shown(given["kim"]))
 
     asyncio.run(whole())
+
+
+def test_a_submitter_gives_no_higher_priority_than_he_may(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.yaml"
+    given = tokens_file(path)
+
+    async def whole() -> None:
+        settings = Settings(most_priority=5)
+        async with lab(tmp_path / "state", settings, tokens_file=path) as bench:
+            await bench.add_agents(2)
+            high = submit_request(queue={"priority": 6})
+            code, said = await refused(bench.jobs.Submit(high, metadata=shown(given["sam"])))
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert "queue.priority: is 6; sam is submitter and may give up to 5" in said
+            made = await bench.jobs.Submit(high, metadata=shown(given["olga"]))
+            assert made.job.priority == 6
+
+    asyncio.run(whole())

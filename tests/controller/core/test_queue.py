@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from controller.core import events as ev
 from controller.core.context import Settings
+from controller.core.node_events import NodeClosed, NodeDisconnected, WorkerExited
 from controller.core.records import JobRecord, Size
 from controller.core.states import TERMINAL, JobState
-from outlast.ids import JobId
+from outlast.failures import FailureClass
+from outlast.ids import JobId, NodeId
 from tests.controller.core.driver import Driver, make_plan
 
 RESERVE_S = 600.0
@@ -192,7 +194,7 @@ def test_a_job_that_may_preempt_has_lower_ones_stop_after_a_step() -> None:
     fleet.step("new", 7)
     fleet.now_s += 100.0
     urgent = fleet.ask_only("urgent", 2, priority=10, preempts=True)
-    assert urgent.reason.startswith("waiting for the nodes of new, which makes room")
+    assert urgent.reason.startswith("waiting for new to make room: waiting for 2 more node(s)")
     new = fleet.job(JobId("new"))
     assert new.state is JobState.SUSPENDING
     assert new.reason == ("stopping workers: its nodes go to urgent, whose priority is 10, not 0")
@@ -251,6 +253,133 @@ def test_a_person_who_cancels_or_pauses_a_job_that_makes_room_is_obeyed() -> Non
         fleet.settle()
         assert fleet.states() == {"low": state, "urgent": "RUNNING"}
         assert fleet.job(JobId("low")).yields_to is None
+
+
+def test_nodes_that_are_given_up_for_a_job_are_kept_for_it() -> None:
+    fleet = Fleet(4)
+    fleet.ask("a", 2)
+    fleet.ask("b", 2)
+    fleet.ask_only("urgent", 4, priority=10, preempts=True)
+    fleet.now_s += 1.0
+    fleet.stopped("a/a1", 1)
+    fleet.committed("a", 1)
+    # Of the same priority, and it would find two nodes free.
+    assert fleet.ask_only("small", 2, priority=10).state is JobState.QUEUED
+    fleet.stopped("b/a1", 1)
+    fleet.committed("b", 1)
+    fleet.settle()
+    assert fleet.running() == ["urgent"]
+
+
+def test_nobody_stops_for_nodes_that_are_kept_for_a_job_ahead() -> None:
+    fleet = Fleet(8)
+    for number in range(8):
+        fleet.ask(f"low-{number}", 1)
+    fleet.ask("big", 8, priority=10)
+    fleet.ask("urgent", 1, priority=5, preempts=True)
+    assert len(fleet.running()) == 8
+    fleet.end("low-0")
+    assert len(fleet.running()) == 7
+
+
+def test_two_urgent_jobs_do_not_take_each_others_room() -> None:
+    fleet = Fleet(4)
+    fleet.ask("one", 2)
+    fleet.ask("two", 1)
+    fleet.ask_only("first", 3, priority=1, preempts=True)
+    fleet.ask_only("second", 2, priority=1, preempts=True)
+    assert fleet.states()["two"] == "RUNNING"
+    fleet.stopped("one/a1", 1)
+    fleet.committed("one", 1)
+    fleet.settle()
+    assert "first" in fleet.running()
+
+
+def test_one_owners_many_small_jobs_do_not_starve_anothers_large_one() -> None:
+    """Each time one of them ends its owner has fewer nodes than the other has."""
+    fleet = Fleet(4)
+    fleet.ask("alice-long", 1, "alice")
+    for number in range(3):
+        fleet.ask(f"kim-{number}", 1, "kim")
+    fleet.ask("alice-large", 3, "alice")
+    fleet.now_s += RESERVE_S
+    for number in range(3, 9):
+        fleet.ask(f"kim-{number}", 1, "kim")
+    for number in range(3):
+        fleet.end(f"kim-{number}")
+    assert "alice-large" in fleet.running()
+
+
+def test_a_closed_node_is_neither_kept_nor_taken_from_a_job() -> None:
+    fleet = Fleet(4)
+    fleet.ask("low", 1)
+    node = fleet.job(JobId("low")).nodes[0]
+    assert node is not None
+    fleet.send(NodeClosed(node=node, reason="cordoned by kubectl"))
+    assert fleet.ask("urgent", 4, priority=1, preempts=True).state is JobState.QUEUED
+    assert fleet.running() == ["low"]
+    fleet.now_s += RESERVE_S
+    # Four nodes will never be there for it.
+    assert fleet.ask("small", 3).state is JobState.RUNNING
+
+
+def test_a_moments_silence_gives_nobody_what_is_kept_for_another() -> None:
+    fleet = Fleet(4)
+    fleet.ask("running", 1)
+    fleet.ask("large", 4)
+    fleet.now_s += RESERVE_S
+    assert fleet.ask("small", 1).state is JobState.QUEUED
+    fleet.send(NodeDisconnected(node=NodeId("n3")))
+    fleet.settle()
+    assert fleet.states()["small"] == "QUEUED"
+
+
+def test_a_job_that_lacks_a_node_has_others_make_room_and_makes_room_itself() -> None:
+    fleet = Fleet(4)
+    fleet.ask("urgent", 2, priority=1, preempts=True)
+    fleet.ask("low", 2)
+    lost = fleet.job(JobId("urgent")).nodes[1]
+    assert lost is not None
+    fleet.lose(lost)
+    fleet.settle()
+    fleet.committed("low", 1)
+    fleet.settle()
+    states = fleet.states()
+    assert (states["urgent"], states["low"]) == ("RUNNING", "QUEUED")
+    # It waits for a node in turn, and has the one that is left of its own.
+    more = Fleet(3)
+    more.ask("low", 3)
+    more.lose("n1")
+    more.settle()
+    assert more.states()["low"] == "PROVISIONING"
+    assert more.ask("urgent", 2, priority=1, preempts=True).state is JobState.RUNNING
+    assert more.states()["low"] == "QUEUED"
+
+
+def test_a_job_that_is_done_when_it_makes_room_is_done() -> None:
+    fleet = Fleet(1)
+    fleet.ask("low", 1, total_steps=10)
+    fleet.ask_only("urgent", 1, priority=1, preempts=True)
+    low = fleet.job(JobId("low"))
+    fleet.send(
+        WorkerExited(
+            job_id=low.job_id,
+            attempt=low.attempt,
+            node=NodeId("n0"),
+            rank=0,
+            code=0,
+            fault_class=FailureClass.NONE,
+            fingerprint="",
+            detail="",
+            traceback="",
+            completed_step=10,
+            at_s=fleet.now_s,
+        )
+    )
+    fleet.stopped("low/a1", 10)
+    fleet.committed("low", 10)
+    fleet.settle()
+    assert fleet.states() == {"low": "SUCCEEDED", "urgent": "RUNNING"}
 
 
 def test_a_job_that_could_grow_leaves_what_is_kept_for_others_and_is_not_his() -> None:
