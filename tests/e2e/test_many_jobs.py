@@ -57,7 +57,9 @@ def test_an_urgent_job_takes_the_place_of_another_which_goes_on_later(
             return client.submit({**TINY, "name": name, **changes}).job_id
 
     desk.slow_down("steps", step_s=0.3)
-    long = submit("sam", "long", **TWO)
+    # However slow the machine, its last step is stored before it makes room.
+    patient = {**TINY["recovery"], "stop_timeout_s": 60}
+    long = submit("sam", "long", **TWO, recovery=patient)
     beside = submit("kim", "beside", **ONE)
     cluster.wait_step(long, 5)
     # Three of the four nodes are in use: it needs two.
