@@ -280,8 +280,7 @@ class _Visitor:
         self.line.send({"ok": True})
 
     def _room_for(self, slots: list[SlotFile], request: dict[str, object]) -> SlotFile:
-        listed = request.get("needed")
-        needed = [(pair[0], pair[1]) for pair in listed] if isinstance(listed, list) else []
+        needed = _pairs(request.get("needed"))
         index = choose_held([slot.read() for slot in slots], needed=needed)
         if not slots[index].try_lock(exclusive=True):
             raise StaleReplicaError("the copy's place is being read, or filled by another sender")
@@ -335,6 +334,22 @@ class _Visitor:
         rank = number(request, "rank")
         folder = names.memory_folder if request.get("own") is True else names.replica_folder
         return self.holder.job_dir(self.job_id) / folder(rank)
+
+
+def _pairs(listed: object) -> list[tuple[int, int]]:
+    """Attempts with steps, as a request has them.
+
+    Raises:
+        ReplicaError: it has something else.
+    """
+    pairs = []
+    for each in listed if isinstance(listed, list) else ():
+        match each:
+            case [int(attempt), int(step)]:
+                pairs.append((attempt, step))
+            case _:
+                raise ReplicaError(f"needed has {each!r}, which is no attempt with a step")
+    return pairs
 
 
 def _copies(folder: Path) -> list[Copy]:
