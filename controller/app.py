@@ -96,8 +96,8 @@ async def run(
         grpc = controller.bind(options.grpc)
         if options.insecure:
             logger.warning(
-                "--insecure-i-know: whoever can reach %s, or read what travels there, may be able "
-                "to submit jobs, and so run programs on every node, as the user of the agents",
+                "--insecure-i-know: anyone who can reach %s, or read what travels there, may be "
+                "able to submit jobs, and so run programs on every node, as the user of the agents",
                 grpc,
             )
         running = Running(grpc=grpc, http=name_of(http), term=controller.journal.term)

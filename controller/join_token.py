@@ -15,10 +15,9 @@ import re
 import secrets
 from pathlib import Path
 
+from outlast.channel import HEADER, SCHEME, bearer
 from outlast.errors import FatalError
 
-HEADER = "authorization"
-_SCHEME = "Bearer "
 # The token of a local cluster, in its state directory.
 FILE_NAME = "join-token"
 _TOKEN = re.compile(r"[-A-Za-z0-9._~+/=]{16,512}")
@@ -83,11 +82,11 @@ def metadata(path: Path | None) -> tuple[tuple[str, str], ...]:
     Raises:
         JoinTokenError: the file cannot be used.
     """
-    return () if path is None else ((HEADER, f"{_SCHEME}{read(path)[0]}"),)
+    return () if path is None else ((HEADER, bearer(read(path)[0])),)
 
 
 def is_right(given: str, tokens: tuple[str, ...]) -> bool:
     """Whether a header has one of these tokens. How long it takes says nothing about them."""
-    presented = given.removeprefix(_SCHEME).encode()
+    presented = given.removeprefix(SCHEME).encode()
     matches = [hmac.compare_digest(presented, token.encode()) for token in tokens]
-    return given.startswith(_SCHEME) and any(matches)
+    return given.startswith(SCHEME) and any(matches)

@@ -47,7 +47,7 @@ class Options:
     tokens_file: Path | None = None
     """Who may call, in which role; None when no token is asked for."""
     insecure: bool = False
-    """Listen beyond this machine though whoever reaches the port may do everything."""
+    """Listen beyond this machine though anyone who reaches the port may do everything."""
     settings: Settings = field(default_factory=Settings)
     """Bounds of the fleet as a whole."""
     retention: Retention = field(default_factory=Retention)
@@ -102,7 +102,7 @@ class Options:
         ]
         if open_to and needed:
             raise ValueError(
-                f"{' and '.join(open_to)}: whoever reaches it could run programs on every node. "
+                f"{' and '.join(open_to)}: anyone who reaches it could run programs on every node. "
                 f"Give {' and '.join(needed)}; or listen on 127.0.0.1, or say --insecure-i-know"
             )
 

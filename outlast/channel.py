@@ -11,13 +11,15 @@ import grpc.aio
 
 from outlast.access import Access, AccessError
 
+# How a token travels, that of a caller and that of a node.
 HEADER = "authorization"
+SCHEME = "Bearer "
 _Options = Sequence[tuple[str, Any]]
 
 
 def bearer(token: str) -> str:
     """A token as the value of the header."""
-    return f"Bearer {token}"
+    return f"{SCHEME}{token}"
 
 
 def open_channel(address: str, access: Access, options: _Options) -> grpc.Channel:

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 # Of a connection on which nobody asks for anything: steps may be far apart.
 _IDLE_S = 3600.0
-# From whoever connects, before it has shown the token.
+# The first message of a peer, before it has shown the token.
 _MAX_HELLO_BYTES = 4096
 # A node gives to one node and is asked by a few; anything more is not us.
 _MAX_CONNECTIONS = 64

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -68,14 +68,17 @@ class Audit:
         self._monotonic = monotonic
         self._log = RateLimitedLog(logger)
         self._refused: dict[str, deque[float]] = {}
-        self.num_left_out = 0
-        """Calls that were refused, and came too often to be written down."""
+        self._num_left_out = Counter[str]()
 
     def add(self, entry: Entry) -> None:
         """Write an entry down. A disk that is full does not end the call that is done already."""
-        if entry.why and not self._has_room(entry.caller):
-            self.num_left_out += 1
-            return
+        if entry.why:
+            if not self._has_room(entry.caller):
+                self._num_left_out[entry.caller] += 1
+                return
+            if left_out := self._num_left_out.pop(entry.caller, 0):
+                before = f" ({left_out} refused before it were not written down)"
+                entry = replace(entry, why=entry.why[: MAX_TEXT - len(before)] + before)
         # gRPC writes the brackets of an address as a URL does.
         entry = replace(entry, peer=unquote(entry.peer))
         short = replace(entry, **{name: getattr(entry, name)[:MAX_TEXT] for name in _TEXTS})

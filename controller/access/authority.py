@@ -61,7 +61,10 @@ def make_authority(folder: Path, name: str, days: int) -> None:
     """
     for file in (CA_FILE, CA_KEY_FILE):
         if (folder / file).exists():
-            raise AccessError(f"{folder / file} is there already; another authority would not")
+            raise AccessError(
+                f"{folder / file} is there already; nobody would accept what it has signed "
+                "under another authority"
+            )
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _name(Subject(name=name))
     usage = _key_usage(signs_certificates=True)

@@ -8,15 +8,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from controller.access import tokens
-from controller.access.roles import ROLES, Caller
+from controller.access.roles import NODE, ROLES, Caller
 from controller.ratelimit import RateLimitedLog
+from outlast.channel import SCHEME
 
 logger = logging.getLogger(__name__)
 
-SCHEME = "Bearer "
 # The organisation in the subject of a client's certificate is its role, as with Kubernetes' groups.
 ORGANIZATION = "outlast:"
-NODE = "node"
+# What is said of a token that is none of these.
+UNKNOWN_TOKEN = "the token is not known, or has expired"
 
 
 def _now() -> datetime.datetime:
@@ -33,7 +34,7 @@ class Callers:
         certificates: bool = False,
         now: Callable[[], datetime.datetime] = _now,
     ) -> None:
-        """`certificates`: whoever connects has shown one of the controller's authority.
+        """`certificates`: the server lets only those connect who show one of its authority.
 
         Raises:
             TokensError: the file cannot be used.

@@ -15,11 +15,11 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from controller.access.audit import Audit, Entry
-from controller.access.callers import Callers
+from controller.access.callers import UNKNOWN_TOKEN, Callers
 from controller.access.roles import ANYBODY, Caller, Rule, refusal, rule_of
 from controller.grpc_errors import Context, abort
+from outlast.channel import HEADER
 
-HEADER = "authorization"
 # From where a call came by HTTP; the gateway says so.
 FROM_HEADER = "outlast-from"
 # Only the controller itself reaches its own socket.
@@ -176,7 +176,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
             else self._callers.by_certificate(context.auth_context())
         )
         if found is None:
-            why = "the token is not known, or has expired" if header else "nobody is named"
+            why = UNKNOWN_TOKEN if header else "nobody is named"
             self._note(call, None, context, None, "UNAUTHENTICATED", why)
             await abort(
                 context,
@@ -208,7 +208,6 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
         outcome: str,
         why: str = "",
     ) -> None:
-        role = caller.role if caller is not None else None
         peer = context.peer()
         if peer.startswith(_OWN_PEER):
             peer = _text(call.metadata.get(FROM_HEADER)) or peer
@@ -216,7 +215,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
             Entry(
                 at_s=self._wall_clock(),
                 caller=caller.name if caller is not None else "",
-                role=role.word if role is not None else "",
+                role=caller.word if caller is not None else "",
                 peer=peer,
                 call=call.method.rpartition(".")[2],
                 about=_about(about),

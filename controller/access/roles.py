@@ -25,6 +25,8 @@ class Role(enum.IntEnum):
         return self.name.lower()
 
 
+# What is said in place of a role where a node calls.
+NODE = "node"
 ROLES = {role.word: role for role in Role}
 
 
@@ -117,6 +119,11 @@ class Caller:
     role: Role | None
     """None: a node."""
 
+    @property
+    def word(self) -> str:
+        """The role, as files and messages have it."""
+        return NODE if self.role is None else self.role.word
+
 
 # Where nobody is asked who he is.
 ANYBODY = Caller(name="", role=Role.ADMIN)
@@ -133,9 +140,9 @@ def refusal(caller: Caller, rule: Rule, owner: str | None) -> str:
         return f"{caller.name} is {caller.role.word}; this takes {rule.role.word}"
     is_others = owner is not None and owner != caller.name
     if rule.of_owner and is_others and caller.role < Role.OPERATOR:
-        whose = f"of {owner}" if owner else "of nobody"
+        whose = f"is of {owner}" if owner else "has no owner"
         return (
-            f"this job is {whose}, and {caller.name} is {caller.role.word}; "
+            f"this job {whose}, and {caller.name} is {caller.role.word}; "
             f"this takes its owner or {Role.OPERATOR.word}"
         )
     return ""

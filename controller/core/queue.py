@@ -145,7 +145,7 @@ class Turns:
                     kept = kept.add(self, job)
 
     def _could_ever_start(self, job: JobRecord) -> bool:
-        """Whether the fleet has enough nodes for a job, whoever has them now."""
+        """Whether the fleet has enough nodes for a job, those of other jobs counted."""
         asked = replace(job, misfits=())
         kind = _kind_of(asked)
         if kind not in self._could:

@@ -28,9 +28,8 @@ class AccessService(AccessServicer):
     ) -> access_pb2.WhoAmIResponse:
         """The caller, as the controller knows him."""
         caller = current_caller()
-        role = caller.role.word if caller.role is not None else ""
         asked = self._callers.are_asked
-        return access_pb2.WhoAmIResponse(name=caller.name, role=role, asked=asked)
+        return access_pb2.WhoAmIResponse(name=caller.name, role=caller.word, asked=asked)
 
     async def ReadAudit(
         self, request: access_pb2.ReadAuditRequest, context: Context

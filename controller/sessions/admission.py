@@ -20,11 +20,12 @@ from google.protobuf.message import DecodeError
 
 from controller import join_token
 from controller.access.audit import Audit, Entry
-from controller.access.callers import NODE
 from controller.access.gate import current_caller
+from controller.access.roles import NODE
 from controller.grpc_errors import Context, abort
 from controller.ratelimit import RateLimitedLog
 from controller.sessions.agents import AgentsService
+from outlast.channel import HEADER
 from outlast.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Admission:
                 "the controller cannot read its join token; its log says why",
                 reason="NO_JOIN_TOKEN",
             )
-        given = dict(context.invocation_metadata() or ()).get(join_token.HEADER, "")
+        given = dict(context.invocation_metadata() or ()).get(HEADER, "")
         given = given.decode(errors="replace") if isinstance(given, bytes) else given
         if join_token.is_right(given, tokens):
             return

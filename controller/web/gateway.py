@@ -18,7 +18,8 @@ from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from controller.access.gate import FROM_HEADER, HEADER
+from controller.access.gate import FROM_HEADER
+from outlast.channel import HEADER
 
 # What answers at once takes milliseconds, and a large curve a second.
 CALL_TIMEOUT_S = 10.0

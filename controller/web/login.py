@@ -12,12 +12,12 @@ from starlette.requests import Request, cookie_parser
 from starlette.responses import JSONResponse, Response
 
 from controller.access.audit import Audit, Entry
-from controller.access.callers import SCHEME, Callers
+from controller.access.callers import UNKNOWN_TOKEN, Callers
 from controller.web.gateway import RequestError, calls_as
 from controller.web.pages import App, Receive, Scope, Send
 from controller.web.parameters import json_body
 from controller.web.routes import ROOT
-from outlast.channel import bearer
+from outlast.channel import HEADER, SCHEME, bearer
 
 COOKIE = "outlast_token"
 LOGIN, LOGOUT = f"{ROOT}/login", f"{ROOT}/logout"
@@ -105,7 +105,6 @@ class LoginRoutes:
 
 def _refused(audit: Audit, scope: Scope) -> RequestError:
     """What is answered to a wrong token, which is written down."""
-    why = "the token is not known, or has expired"
     audit.add(
         Entry(
             at_s=time.time(),
@@ -115,15 +114,15 @@ def _refused(audit: Audit, scope: Scope) -> RequestError:
             call=f"{scope['method']} {scope['path']}",
             about="",
             outcome="UNAUTHENTICATED",
-            why=why,
+            why=UNKNOWN_TOKEN,
         )
     )
-    return RequestError(401, why, reason="TOKEN_WRONG")
+    return RequestError(401, UNKNOWN_TOKEN, reason="TOKEN_WRONG")
 
 
 def _shown(headers: Headers) -> str:
     """The header `authorization` of a request, or what it would be of its cookie."""
-    given = headers.get("authorization", "")
+    given = headers.get(HEADER, "")
     if given.startswith(SCHEME):
         return given
     # As a browser sends them: of others on this host, too, whatever is in those.

@@ -102,8 +102,7 @@ def issue(
     --client-certificates.
     """
     from controller.access.authority import LOCAL_HOSTS, Subject
-    from controller.access.callers import NODE
-    from controller.access.roles import ROLES
+    from controller.access.roles import NODE, ROLES
     from controller.access.tokens import TokensError, check_name
 
     if sum(map(bool, (host, node, user))) != 1:

@@ -34,8 +34,8 @@ def queue(
 ) -> None:
     """List the jobs that wait for nodes, in the order in which they get them.
 
-    Those of a higher priority come first; of equal ones those whose owner has fewer nodes, then
-    those that came first.
+    Those of a higher priority come first; of equal ones those that nodes are kept for, then those
+    whose owner has fewer nodes, then those that came first.
     """
     with controller_of(controller, state_dir) as client:
         jobs = client.list()

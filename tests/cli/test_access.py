@@ -256,7 +256,7 @@ def test_nothing_listens_beyond_this_machine_without_encryption_and_login(
     state = ("--state-dir", str(tmp_path / "state"))
     done = outlast(command, *state, "--grpc", "0.0.0.0:0")
     assert done.returncode == ExitCode.BAD_INPUT
-    assert "--grpc 0.0.0.0:0: whoever reaches it could run programs on every node" in done.stderr
+    assert "--grpc 0.0.0.0:0: anyone who reaches it could run programs on every node" in done.stderr
     for option in ("--tls-dir", "--tokens-file", "--insecure-i-know"):
         assert option in done.stderr
     opened = outlast(command, *state, "--http", "0.0.0.0:0", "--open-http")

@@ -23,6 +23,7 @@ from controller.options import Options
 from controller.sessions.admission import MAX_HELLO_BYTES
 from controller.sessions.agents import HELLO_TIMEOUT_S
 from controller.sessions.listening import within
+from outlast.channel import HEADER, bearer
 from outlast.v1 import agents_pb2
 from outlast.v1.agents_pb2_grpc import AgentsStub
 from tests.controller.fakes import until
@@ -44,7 +45,7 @@ class Place:
         grpc.aio.StreamStreamCall[agents_pb2.AgentMessage, agents_pb2.ControllerMessage]
     ]:
         """A session that has said nothing yet."""
-        shown = () if token is None else ((join_token.HEADER, f"Bearer {token}"),)
+        shown = () if token is None else ((HEADER, bearer(token)),)
         options = [("grpc.use_local_subchannel_pool", 1)]
         async with grpc.aio.insecure_channel(self.grpc, options=options) as channel:
             yield AgentsStub(channel).Session(metadata=shown)
