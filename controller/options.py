@@ -7,8 +7,8 @@ from pathlib import Path
 
 from controller import join_token
 from controller.addresses import DEFAULT_GRPC, DEFAULT_HTTP, parse_address
-from controller.core.context import Settings
 from controller.core.retention import Retention
+from controller.core.settings import Settings
 from controller.kube.config import KubeConfig
 from controller.notify.settings import NOBODY, Notify
 from outlast.channel import is_loopback

@@ -36,7 +36,7 @@ from controller.core.records import (
     NodeRecord,
     TimelineEntry,
 )
-from controller.core.settings import Settings as Settings
+from controller.core.settings import Settings
 from controller.core.starts import start_on
 from controller.core.states import (
     IncidentState,

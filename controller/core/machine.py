@@ -34,7 +34,7 @@ from controller.core import (
 )
 from controller.core import events as ev
 from controller.core.changes import State
-from controller.core.context import Context, NodeView, Settings
+from controller.core.context import Context, NodeView
 from controller.core.effects import Effect
 from controller.core.frozen import replace
 from controller.core.node_events import (
@@ -60,6 +60,7 @@ from controller.core.node_events import (
     WorkerExited,
 )
 from controller.core.records import JobRecord
+from controller.core.settings import Settings
 from outlast.ids import JobId, NodeId
 
 # What ranks and agents say in thousands at once after a fault. Whatever follows from it for

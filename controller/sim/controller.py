@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from controller.core import events as ev
 from controller.core.changes import NodePut, StateChange
-from controller.core.context import Settings
 from controller.core.edge.edge import BEFORE_DEADLINE_S, Edge
 from controller.core.edge.judgement import HangJudgement, HangSign
 from controller.core.edge.liveness import Limits
@@ -31,6 +30,7 @@ from controller.core.effects import (
 from controller.core.machine import Machine
 from controller.core.node_events import NodeClosed, NodeFound, NodeSilent
 from controller.core.records import JobRecord
+from controller.core.settings import Settings
 from controller.sim.attempt import Training
 from controller.sim.heartbeats import Heartbeats
 from controller.sim.journal import DeposedError, Journal

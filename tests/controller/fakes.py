@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from controller import app, join_token
-from controller.core.context import Settings
+from controller.core.settings import Settings
 from controller.notify.settings import NOBODY, Notify
 from controller.options import Options
 from controller.rpc.views import struct_of

@@ -11,8 +11,8 @@ import pytest
 
 from controller.convert import plan_of
 from controller.core.capacity import Capacity
-from controller.core.context import Settings
 from controller.core.records import NodeRecord
+from controller.core.settings import Settings
 from controller.core.states import NodeState
 from controller.rpc.fitting import Fit, fit_of
 from outlast.ids import NodeId

@@ -17,12 +17,12 @@ from controller.convert import plan_of
 from controller.core import events as ev
 from controller.core.changes import NodePut, State, StateChange
 from controller.core.codec import encode_change
-from controller.core.context import Settings
 from controller.core.effects import Persist, SendCommand
 from controller.core.machine import Machine
 from controller.core.node_events import NodeJoined, WorkerExited
 from controller.core.orders import StartWorkers, StopWorkers
 from controller.core.records import NodeRecord
+from controller.core.settings import Settings
 from controller.core.states import NodeState
 from controller.store.curves import Curves, StepRow
 from controller.store.database import Database, DatabaseError

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from controller.core.changes import StateChange
-from controller.core.context import Settings
 from controller.core.effects import Effect, SendCommand
 from controller.core.events import Event
 from controller.core.machine import Machine
 from controller.core.node_events import WorkerExited
 from controller.core.orders import Command, CommandRecord, StartWorkers, StopWorkers
+from controller.core.settings import Settings
 from controller.deciding import Decider
 from controller.effects import Effects
 from controller.items import Item

@@ -10,7 +10,6 @@ import pytest
 
 from controller.core import events as ev
 from controller.core.changes import fold
-from controller.core.context import Settings
 from controller.core.edge.progress import ProgressTable
 from controller.core.kinds import Action
 from controller.core.node_events import (
@@ -23,6 +22,7 @@ from controller.core.node_events import (
     NodeUncordonRequested,
     WorkerStatus,
 )
+from controller.core.settings import Settings
 from controller.core.states import IncidentState, JobState, NodeState
 from outlast.ids import Attempt, JobId, NodeId
 from tests.controller.core.driver import JOB, Driver

@@ -24,7 +24,6 @@ from controller.core.changes import (
     RanksDone,
     State,
 )
-from controller.core.context import Settings
 from controller.core.effects import (
     Alert,
     Effect,
@@ -49,6 +48,7 @@ from controller.core.node_events import (
     WorkerStatus,
 )
 from controller.core.records import IncidentRecord, JobPlan, JobRecord, NodeRecord
+from controller.core.settings import Settings
 from controller.core.written import CommandsClosed, CommandsOpened, RecordChanged
 from outlast.failures import ErrorKind, FailureClass
 from outlast.ids import Attempt, CommandId, JobId, NodeId

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from controller.core import events as ev
-from controller.core.context import Settings
 from controller.core.corruption import LONGEST_OCCASION_S, SAME_OCCASION_S
 from controller.core.kinds import Action, Cause
+from controller.core.settings import Settings
 from controller.core.states import IncidentState, JobState, NodeState
 from outlast.ids import NodeId
 from tests.controller.core.driver import JOB, Driver

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from controller.core import events as ev
 from controller.core.changes import NodePut, fold
-from controller.core.context import Settings
 from controller.core.node_events import (
     NodeBack,
     NodeClosed,
@@ -23,6 +22,7 @@ from controller.core.node_events import (
     NodeUncordonRequested,
     WorkerStatus,
 )
+from controller.core.settings import Settings
 from controller.core.states import JobState, NodeState
 from outlast.failures import ErrorKind
 from outlast.ids import Attempt, JobId, NodeId

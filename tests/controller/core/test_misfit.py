@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from controller.core.capacity import Capacity, NodeNeed, capacities_in_words, is_no_larger, lacking
-from controller.core.context import Settings
 from controller.core.kinds import Action, Cause
 from controller.core.misfit import MAX_TIMES_OCCUPIED, why_not
 from controller.core.node_events import NodeJoined
+from controller.core.settings import Settings
 from controller.core.states import FREE, JobState, NodeState
 from outlast.ids import JobId, NodeId
 from tests.controller.core.driver import JOB, Driver

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.core import events as ev
-from controller.core.context import Settings
 from controller.core.node_events import NodeClosed, NodeDisconnected, WorkerExited
 from controller.core.records import JobRecord, Size
+from controller.core.settings import Settings
 from controller.core.states import TERMINAL, JobState
 from outlast.failures import FailureClass
 from outlast.ids import JobId, NodeId

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from controller.clock import SteadyClock
 from controller.convert import plan_of
-from controller.core.context import Settings
 from controller.core.edge.edge import Edge
 from controller.core.edge.rules import MAX_COUNT
 from controller.core.events import JobResumeRequested, JobSubmitted
 from controller.core.machine import Machine
+from controller.core.settings import Settings
 from controller.core.states import TERMINAL, JobState
 from controller.counters import Counters
 from controller.diagnosis.runs import DiagnosticRuns

@@ -11,10 +11,10 @@ import pytest
 
 from controller.clock import SteadyClock
 from controller.core.changes import JobPut, NodePut
-from controller.core.context import Settings
 from controller.core.events import ControllerStarted
 from controller.core.machine import Machine
 from controller.core.records import JobRecord
+from controller.core.settings import Settings
 from controller.core.states import JobState
 from tests.controller.edge.bench import Bench, bench
 
