@@ -60,7 +60,8 @@ def test_an_urgent_job_takes_the_place_of_another_which_goes_on_later(
     # However slow the machine, its last step is stored before it makes room.
     patient = {**TINY["recovery"], "stop_timeout_s": 60}
     long = submit("sam", "long", **TWO, recovery=patient)
-    beside = submit("kim", "beside", **ONE)
+    # Not of a lower priority: which of two jobs makes room depends on which of them runs last.
+    beside = submit("kim", "beside", **ONE, queue={"priority": 10})
     cluster.wait_step(long, 5)
     # Three of the four nodes are in use: it needs two.
     urgent = submit("kim", "urgent", **TWO, queue={"priority": 10, "preempts": True})
