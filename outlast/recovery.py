@@ -98,8 +98,9 @@ class RecoverySpec(Section):
     )
     heal: bool = Field(
         False,
-        description="Ranks that live when another dies or hangs, or its node is lost, keep their "
-        "processes: they leave the attempt and join the next. For the trainer's ranks on CPUs; on "
+        description="Ranks that live when another dies or hangs, or its node is lost or drained, "
+        "and those of an elastic job that shrinks or grows, keep their processes: they leave the "
+        "attempt and join the next. For the trainer's ranks on CPUs; on "
         "GPUs, and for scripts, all processes are made anew. New, and off until it has run for "
         "longer.",
     )

@@ -3,9 +3,11 @@
 The agent listens at an abstract Unix address, which is in every worker's contract, and knows a
 worker by the pid that the kernel says. A message is a JSON object in a line:
 
-    agent -> worker   {"op": "leave", "attempt": A}      give the attempt up, and live on
+    agent -> worker   {"op": "leave", "attempt": A, "after_step": B}
+                                                         give the attempt up, and live on
                       {"op": "join", "contract": {...}}  take part in another attempt
-    worker -> agent   {"event": "left", "attempt": A}    it has no part in this attempt any more
+    worker -> agent   {"event": "left", "attempt": A, "completed": B}
+                                                         it has no part in this attempt any more
 
 A worker that has left holds no group, model or slot; what remains is the process: its imports, and
 on a GPU its context. It waits for the next contract, or for SIGKILL.
@@ -40,16 +42,18 @@ class Op(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The worker has no part in this attempt any more."""
+    """The worker has no part in this attempt any more; `completed`: its last step is done."""
 
     attempt: int
+    completed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Give this attempt up."""
+    """Give this attempt up, at once or, as SIGTERM asks, once the present step is complete."""
 
     attempt: int
+    after_step: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +91,15 @@ def peer_pid(line: socket.socket) -> int:
 
 def from_worker(message: Left) -> bytes:
     """The line with this message."""
-    return _line({"event": Op.LEFT.value, "attempt": message.attempt})
+    left = {"attempt": message.attempt, "completed": message.completed}
+    return _line({"event": Op.LEFT.value, **left})
 
 
 def from_agent(message: FromAgent) -> bytes:
     """The line with this message."""
     match message:
-        case Leave(attempt=attempt):
-            return _line({"op": Op.LEAVE.value, "attempt": attempt})
+        case Leave(attempt=attempt, after_step=after_step):
+            return _line({"op": Op.LEAVE.value, "attempt": attempt, "after_step": after_step})
         case Join(contract=contract):
             return _line({"op": Op.JOIN.value, "contract": contract.to_env()})
 
@@ -102,16 +107,16 @@ def from_agent(message: FromAgent) -> bytes:
 def read_from_worker(line: bytes) -> Left:
     """The message of a line. Raises ValueError: it is none."""
     match _parsed(line):
-        case {"event": Op.LEFT.value, "attempt": int(attempt)}:
-            return Left(attempt)
+        case {"event": Op.LEFT.value, "attempt": int(attempt), "completed": bool(completed)}:
+            return Left(attempt, completed)
     raise ValueError(f"message of a worker: {line[:200]!r} is none")
 
 
 def read_from_agent(line: bytes) -> FromAgent:
     """The message of a line. Raises ValueError: it is none."""
     match _parsed(line):
-        case {"op": Op.LEAVE.value, "attempt": int(attempt)}:
-            return Leave(attempt)
+        case {"op": Op.LEAVE.value, "attempt": int(attempt), "after_step": bool(after_step)}:
+            return Leave(attempt, after_step)
         case {"op": Op.JOIN.value, "contract": dict(contract)}:
             return Join(WorkerContract.from_env(contract))
     raise ValueError(f"message of an agent: {line[:200]!r} is none")

@@ -233,8 +233,9 @@ class Commands:
                 task.add_done_callback(partial(self._step_ended, command_id, step))
             case CancelStep(command_id=command_id):
                 self._tasks[command_id].cancel()
-            case SignalWorkers(keys=keys, signal=Signal.LEAVE):
-                self._parts.supervisor.ask_to_leave(keys)
+            case SignalWorkers(keys=keys, signal=Signal.LEAVE | Signal.LEAVE_AFTER_STEP as number):
+                after_step = number is Signal.LEAVE_AFTER_STEP
+                self._parts.supervisor.ask_to_leave(keys, after_step=after_step)
             case SignalWorkers(keys=keys, signal=number):
                 self._parts.supervisor.signal(keys, _SIGNALS[number])
             case ReportEnd(key=key, is_last=is_last):

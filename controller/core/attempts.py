@@ -147,16 +147,18 @@ def end_kept(ctx: Context, job: JobRecord) -> None:
 
 
 def _stop(ctx: Context, job: JobRecord, order: StopWorkers) -> None:
-    # An agent answers a command that it has done without doing it again, and a stop that keeps
-    # processes does not end them.
-    word = "leave" if order.keep else "stop"
     for node_id in job.nodes:
         node = nodes.placed(ctx, job, node_id)
         if node is not None and not node.has_left:
+            # The job does not go on where it drains.
+            keep = order.keep and node.state is not NodeState.DRAINING
+            # An agent answers a command that it has done without doing it again, and a stop that
+            # keeps processes does not end them.
+            word = "leave" if keep else "stop"
             ctx.open_command(
                 CommandId(f"{job.job_id}/a{job.attempt}/{word}/{node.node}"),
                 node.node,
-                order,
+                replace(order, keep=keep),
                 job=job.job_id,
                 attempt=job.attempt,
             )

@@ -82,7 +82,8 @@ def _stop_to_grow(ctx: Context, job: JobRecord) -> bool:
     if size is None:
         return False
     job = ctx.put(replace(job, grow_step=-1))
-    attempts.suspend(ctx, job, f"to go on with {_in_words(job, size)}", graceful=True)
+    reason = f"to go on with {_in_words(job, size)}"
+    attempts.suspend(ctx, job, reason, graceful=True, keep=job.plan.heals)
     return True
 
 

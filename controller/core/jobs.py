@@ -45,13 +45,14 @@ from controller.core.states import (
 from controller.core.verdict import is_follower
 from outlast.failures import FailureClass
 
-# Faults of a process or a node, which leave the ranks elsewhere as they were. A rank that stands
+# What befalls a process or a node and leaves the ranks elsewhere as they were. A rank that stands
 # still does not leave in time, and is killed.
 _LEAVES_OTHERS_WELL = (
     EvidenceKind.WORKER_EXIT,
     EvidenceKind.WORKERS_MISSING,
     EvidenceKind.NODE_LOST,
     EvidenceKind.STALLED,
+    EvidenceKind.DRAIN,
 )
 # Where the workers stand is all that can be known of such a fault.
 _HANGS = (EvidenceKind.STALLED, EvidenceKind.NO_FIRST_STEP)

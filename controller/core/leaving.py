@@ -40,7 +40,7 @@ def left(ctx: Context, event: NodeLeft) -> None:
         return
     job = ctx.state.jobs[node.job]
     if job.state in AT_WORK:
-        attempts.suspend(ctx, job, in_words(node), graceful=False)
+        attempts.suspend(ctx, job, in_words(node), graceful=False, keep=job.plan.heals)
     elif job.state is JobState.PREFLIGHT:
         # Its checks have ended with it, and the patience with them must not run on meanwhile.
         for check in ctx.commands_of(RunSuite, node=node.node, job=job.job_id):

@@ -23,7 +23,7 @@ from controller.agent.core.inputs import (
 from controller.agent.core.ledger import CommandLedger
 from controller.agent.core.machine import AgentMachine
 from controller.agent.core.reports import AttemptKey
-from controller.agent.core.workers import WorkerKey
+from controller.agent.core.workers import WorkerKey, taken_over
 from controller.agent.wire import introduction
 from controller.core.kinds import Cause
 from controller.sim.attempt import Training
@@ -83,10 +83,11 @@ class Agent:
             if worker.is_running and (job is None or worker.job_id == job)
         ]
 
-    def kept(self, worker: Worker) -> list[Worker]:
-        """Those of this rank that have left an older attempt and live on."""
-        rank = (worker.job_id, worker.rank)
-        return [one for one in self.workers.values() if one.is_kept and one.key[::2] == rank]
+    def take_over(self, workers: list[Worker]) -> None:
+        """Processes that have left an older attempt and live on go on as these workers."""
+        kept = [key for key, worker in self.workers.items() if worker.is_kept]
+        for key in taken_over(kept, [worker.key for worker in workers]).values():
+            self.workers[key].let_go()
 
     def all_kept(self) -> list[Worker]:
         """Those of all ranks and jobs; none where their ends are out of the agent's hands."""

@@ -213,8 +213,8 @@ class Orders:
             stop_s = self._world.pace.stop_s()
             self._settle(order, stop_s)
             self._after(stop_s, self._hide, workers)
-        elif signal is Signal.STOP:
-            self._ask(order, workers)
+        elif signal in (Signal.STOP, Signal.LEAVE_AFTER_STEP):
+            self._ask(order, workers, lives_on=signal is Signal.LEAVE_AFTER_STEP)
         elif order is not None and signal is Signal.LEAVE:
             leave_s = self._world.pace.stop_s()
             self._settle(order, leave_s)
@@ -229,11 +229,11 @@ class Orders:
     def _settle(self, order: Order, after_s: float) -> None:
         order.settled_s = self._world.now_s + after_s
 
-    def _ask(self, order: Order | None, workers: list[Worker]) -> None:
+    def _ask(self, order: Order | None, workers: list[Worker], *, lives_on: bool) -> None:
         """Workers stop after the next step, if their attempt can."""
         trainings = self._world.trainings
         for worker in workers:
-            worker.is_stopped = True
+            worker.is_stopped, worker.lives_on = True, lives_on
         if order is not None:
             self._settle(order, 0.0)
         for job, attempt in dict.fromkeys((worker.job_id, worker.attempt) for worker in workers):
@@ -326,9 +326,8 @@ class Orders:
         key = AttemptKey(order.job, order.attempt)
         self._machine.reports.begin(key, world.now_s)
         self.give(WorkersRequested(keys=tuple(worker.key for worker in workers)))
+        agent.take_over(workers)
         for worker in workers:
-            for kept in agent.kept(worker):
-                kept.let_go()
             agent.workers[worker.key] = worker
             world.checkers.worker_started(worker)
             world.trainings.joined(worker, training)

@@ -132,9 +132,10 @@ class Promises:
         """Workers of this start are there."""
         if command.attempt <= self._agent.node.stopped.get(JobId(command.job_id), 0):
             self.fail(f"{command.command_id} starts workers that were stopped here")
-        for worker in self._agent.all_kept():
-            if worker.job_id != command.job_id or worker.rank not in command.ranks:
-                self.fail(f"{command.command_id} starts workers beside the kept {worker.key}")
+        kept = [worker.key for worker in self._agent.all_kept()]
+        for key in kept:
+            if key.job_id != command.job_id or len(kept) > len(command.ranks):
+                self.fail(f"{command.command_id} starts workers beside the kept {key}")
 
     def nobody_is_kept(self, command: Command) -> None:
         """Of a job, once a command has ended its processes."""

@@ -335,12 +335,7 @@ class Trainings:
         if training.frozen > training.resumed and not training.job.is_silent:
             uploads.upload(self._world, training, training.frozen)
         for worker in training.joined.values():
-            self._world.timeline.after(
-                self._world.random.uniform(0.0, 1.0),
-                worker.end,
-                WorkerExitCode.STOPPED,
-                FailureClass.CLEAN,
-            )
+            self._world.timeline.after(self._world.random.uniform(0.0, 1.0), worker.stop_after_step)
 
     # Checkpoints
 

@@ -35,6 +35,8 @@ class Worker:
     is_stopped: bool = False
     # Its agent believes that it has ended.
     is_hidden: bool = False
+    # It was asked to leave its attempt after a step.
+    lives_on: bool = False
     # It has left its attempt, and its process lives for the next one.
     is_kept: bool = False
     exit: agents_pb2.WorkerExit | None = None
@@ -81,6 +83,13 @@ class Worker:
             self.is_kept = True
             self._finish(self.agent.world, WorkerExitCode.STOPPED)
             self._report(WorkerExitCode.STOPPED, FailureClass.NONE)
+
+    def stop_after_step(self) -> None:
+        """Its attempt ends with a step that all ranks have agreed on."""
+        if self.lives_on:
+            self.leave()
+        else:
+            self.end(WorkerExitCode.STOPPED, FailureClass.CLEAN)
 
     def let_go(self) -> None:
         """A process that was kept ends, or takes part in another attempt."""

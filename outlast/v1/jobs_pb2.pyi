@@ -227,7 +227,7 @@ global___Job = Job
 
 @typing.final
 class StepUse(google.protobuf.message.Message):
-    """What a step of a job uses, and what it should. Of a job with more than 4,096 ranks, as many
+    """What a step of a job uses, and what it should. Of a job with more than 1,024 ranks, as many
     are looked at in each second, the others in the next ones.
     """
 

@@ -9,7 +9,7 @@ from controller.agent.core.commands import CommandLimits
 from controller.agent.core.inputs import Command, KeptEnded, SessionLost, WorkerEnded
 from controller.agent.core.ledger import CommandKind, Result
 from controller.agent.core.steps import Step
-from controller.agent.core.workers import WorkerKey
+from controller.agent.core.workers import WorkerKey, taken_over
 from tests.agent.machine_node import ABSENCE_S, Node, command
 
 LEAVE_S = CommandLimits().leave_s
@@ -56,6 +56,21 @@ def test_a_worker_that_does_not_leave_in_time_is_killed() -> None:
     assert node.answers[0].result.ok
 
 
+def test_a_stop_that_keeps_waits_for_the_step_where_it_is_graceful() -> None:
+    node = Node()
+    first, second = node.start()
+    node.receive(command(CommandKind.STOP, keep=True, graceful=True, timeout_s=5.0))
+    assert node.signals == [(Signal.LEAVE_AFTER_STEP, (first, second))]
+    node.pass_time(LEAVE_S)
+    leave(node, first)
+    assert node.steps == {}
+    node.pass_time(5.0)
+    assert node.signals[1:] == [(Signal.KILL, (second,))]
+    node.end(second, step=4)
+    node.end_step("stop-1")
+    assert node.answers[0].result == Result(ok=True, completed_step=4)
+
+
 def test_a_start_takes_over_those_of_its_ranks_and_kills_the_others() -> None:
     node = Node()
     first, second = kept(node)
@@ -80,6 +95,28 @@ def test_a_stop_that_keeps_nobody_ends_those_that_another_has_kept() -> None:
     node.end_step("end-1")
     assert node.answers[-1].result == Result(ok=True, completed_step=4)
     assert node.ended == keys
+
+
+@pytest.mark.parametrize(
+    ("ranks", "starting", "taken"),
+    [
+        ((2, 3), (2, 3), {2: 2, 3: 3}),
+        ((2, 3), (0, 1), {0: 2, 1: 3}),
+        ((2,), (2, 3), {2: 2}),
+        ((3,), (2, 3), {3: 3}),
+        ((1, 2), (2, 3), {2: 2, 3: 1}),
+        ((0, 1), (0,), {0: 0}),
+    ],
+)
+def test_a_process_goes_on_as_its_own_rank_or_as_one_that_has_none(
+    ranks: tuple[int, ...], starting: tuple[int, ...], taken: dict[int, int]
+) -> None:
+    kept = [WorkerKey("job", 1, rank) for rank in ranks]
+    found = taken_over(
+        [WorkerKey("other", 1, 0), *kept], [WorkerKey("job", 2, r) for r in starting]
+    )
+    assert {new.rank: old.rank for new, old in found.items()} == taken
+    assert {old.job_id for old in found.values()} == {"job"}
 
 
 def test_a_job_that_is_forgotten_has_nobody_left() -> None:

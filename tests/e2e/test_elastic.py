@@ -94,13 +94,14 @@ def test_job_shrinks_when_its_node_is_lost_and_grows_when_one_joins(
     job_id = cluster.submit(
         **changes,
         checkpoint={"storage_interval_steps": INTERVAL},
-        recovery={"elastic": ELASTIC},
+        recovery={"elastic": ELASTIC, "heal": True},
     )
     cluster.wait_step(job_id, INTERVAL + 4)
     # A node that is lost before would leave nothing in storage to go on from.
     wait_for(lambda: cluster.job(job_id).committed_step >= INTERVAL, "a committed checkpoint")
     job = cluster.job(job_id)
     assert job.ranks == 2
+    survivor = cluster.presents(job_id, job.attempt)[1 - place].pid
     lose_node(process.state_dir, job.nodes[place])
 
     def runs_with(ranks: int) -> jobs_pb2.Job | None:
@@ -111,6 +112,8 @@ def test_job_shrinks_when_its_node_is_lost_and_grows_when_one_joins(
     smaller = wait_for(lambda: runs_with(1), "the job to go on with one replica")
     assert "dp=1 on 1 node(s) instead of dp=2" in smaller.reason
     assert smaller.spec["parallel"]["dp"] == 2
+    # Whatever its rank was: it goes on as the only one.
+    assert [each.pid for each in cluster.presents(job_id, smaller.attempt)] == [survivor]
     log = log_of(cluster, job_id, smaller.attempt)
     assert f"from {source}" in log
     (incident,) = cluster.incidents(job_id)
@@ -122,6 +125,7 @@ def test_job_shrinks_when_its_node_is_lost_and_grows_when_one_joins(
     with joined(process, tmp_path):
         larger = wait_for(lambda: runs_with(2), "the job to go on with two replicas")
         assert "node-9" in larger.nodes
+        assert cluster.presents(job_id, larger.attempt)[0].pid == survivor
         desk.speed_up()
         assert larger.retry_left == 10
         log = log_of(cluster, job_id, larger.attempt)

@@ -61,19 +61,13 @@ def test_ranks_that_leave_and_join_train_on_bitwise_in_the_same_processes(
     pieces.mkdir()
     expected = ranks.run(train, world_size, whole, spec, 1)
     everybody = range(world_size)
-    results: list[dict[str, Any]] = []
-    training = threading.Thread(
-        target=lambda: results.extend(
-            ranks.run(train_with_line, world_size, pieces, spec, lines.address)
-        ),
-        daemon=True,
-    )
-    training.start()
-    for attempt in (1, 2):
+    training, results = begun(ranks, lines, world_size, pieces, spec)
+    # At once, and then after a step, on which all agree though one alone is asked.
+    for attempt, num_asked in ((1, world_size), (2, 1)):
         boxes = [pieces / f"a{attempt}-rank-{rank}.blackbox" for rank in everybody]
         pids = [pid_at_step(box, 8 * attempt) for box in boxes]
-        for pid in pids:
-            lines.say(pid, Leave(attempt))
+        for pid in pids[:num_asked]:
+            lines.say(pid, Leave(attempt, after_step=attempt == 2))
         lines.wait_left(pids)
         for rank, pid in enumerate(pids):
             lines.say(pid, Join(following(pieces, spec, rank, world_size, attempt + 1)))
@@ -81,9 +75,11 @@ def test_ranks_that_leave_and_join_train_on_bitwise_in_the_same_processes(
     assert [result["pid"] for result in results] == pids
     assert [result["code"] for result in results] == [WorkerExitCode.DONE] * world_size
     assert [each["state"] for each in results] == [each["state"] for each in expected]
-    # One step at most is done twice, and in the same way.
-    found = curve([step for attempt in (1, 2, 3) for step in steps_of(pieces, attempt, 0)])
-    assert len(found) <= STEPS + 2
+    # One step at most is done twice, and in the same way; none after a stop that was planned.
+    first, second, third = ([*steps_of(pieces, attempt, 0)] for attempt in (1, 2, 3))
+    assert second[-1].step + 1 == third[0].step
+    found = curve([*first, *second, *third])
+    assert len(found) <= STEPS + 1
     assert sorted(set(found)) == curve(steps_of(whole, 1, 0))
 
 
@@ -105,6 +101,25 @@ def test_a_rank_that_loses_a_peer_leaves_unasked_and_ends_with_its_agent(
     assert failed["code"] == WorkerExitCode.FAILED
     assert json.loads((folder / "a1-rank-1.error.json").read_text())
     assert "lost" in (folder / "a1-rank-0.error.json").read_text().lower()
+
+
+def begun(
+    ranks: RankPool,
+    lines: AgentLines,
+    world_size: int,
+    folder: Path,
+    spec: dict[str, Any],
+) -> tuple[threading.Thread, list[dict[str, Any]]]:
+    """A thread in which ranks train, and what they give once it has ended."""
+    results: list[dict[str, Any]] = []
+    training = threading.Thread(
+        target=lambda: results.extend(
+            ranks.run(train_with_line, world_size, folder, spec, lines.address)
+        ),
+        daemon=True,
+    )
+    training.start()
+    return training, results
 
 
 def following(

@@ -1,7 +1,8 @@
-"""A rank's line to its agent: asked to leave its attempt, it does so at once, and may join another.
+"""A rank's line to its agent: asked to leave its attempt, it does so, and may join another.
 
 A thread listens, because the one that trains may be waiting for a rank that is gone. To free it,
-another ends the connections of this process, so that every operation under way fails.
+another ends the connections of this process, so that every operation under way fails. A rank that
+is to complete its step first has nothing under way when it leaves.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ class AgentLine:
         """Connect in the background. An agent that is gone asks nothing."""
         self._attempt = attempt
         self._leaving = threading.Event()
+        # Set while steps are done, and once the one under way is to be the last.
+        self._trains = threading.Event()
+        self._stopping = threading.Event()
         self._has_left = threading.Event()
         self._joining = threading.Event()
         # Ends connections while this rank leaves, and until it joins another attempt.
@@ -57,6 +61,15 @@ class AgentLine:
         """Whether there is an agent that could ask for more."""
         return self._socket is not None
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the agent has asked this rank to leave once the present step is complete."""
+        return self._stopping.is_set()
+
+    def trains(self) -> None:
+        """From now on there is a step to complete; before, there is nothing to wait for."""
+        self._trains.set()
+
     def leave(self) -> None:
         """Have every operation under way fail, here and, later, where others wait for this rank."""
         with self._beginning:
@@ -70,13 +83,14 @@ class AgentLine:
             )
             self._ending.start()
 
-    def left(self) -> None:
-        """Say that this rank holds nothing of its attempt any more."""
+    def left(self, *, completed: bool) -> None:
+        """Say that this rank holds nothing of its attempt any more, and whether its last step is
+        complete."""
         self._has_left.set()
         line = self._socket
         if line is not None:
             with contextlib.suppress(OSError):
-                line.sendall(from_worker(Left(self._attempt)))
+                line.sendall(from_worker(Left(self._attempt, completed)))
 
     def next_contract(self, timeout_s: float) -> WorkerContract | None:
         """What this rank is to do next; None when its agent is gone, or says nothing in time."""
@@ -110,14 +124,18 @@ class AgentLine:
 
     def _hear(self, text: bytes) -> None:
         match read_from_agent(text):
-            case Leave(attempt=attempt) if attempt == self._attempt:
-                self._leaving.set()
-                self.leave()
+            case Leave(attempt=attempt, after_step=after_step) if attempt == self._attempt:
+                if after_step and self._trains.is_set():
+                    self._stopping.set()
+                else:
+                    self._leaving.set()
+                    self.leave()
             case Leave():
                 pass
             case Join(contract=contract):
                 self._attempt = contract.attempt
-                self._leaving.clear()
+                for asked in (self._leaving, self._trains, self._stopping):
+                    asked.clear()
                 self._contracts.put(contract)
 
     def _end(self, connections: EndedConnections) -> None:

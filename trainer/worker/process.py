@@ -111,12 +111,18 @@ def _line_of(contract: WorkerContract) -> AgentLine | None:
 
 def _take_part(contract: WorkerContract, line: AgentLine | None) -> int | None:
     """One attempt; the exit code, or None when this rank has left it and may join another."""
+    stop = _Stop()
     try:
         parsed = Assignment.of(contract)
         box = open_black_box(contract)
         box.mark(StartMark.FORKED, parsed.forked_at_ns)
         evidence.allow_stack_dumps()
-        return _train(parsed, box)
+        code = _train(parsed, box, stop, line)
+        # Of a stop that all ranks agreed on, those lived on that are not told to end.
+        lives_on = code == WorkerExitCode.STOPPED and not stop.requested
+        if line is None or not line.is_open or not lives_on:
+            return code
+        completed = True
     except Exception as error:  # noqa: BLE001  # the boundary: whatever it is, it is reported
         may_stay = line is not None and line.is_open
         is_asked = line is not None and line.is_leaving
@@ -128,10 +134,11 @@ def _take_part(contract: WorkerContract, line: AgentLine | None) -> int | None:
             return WorkerExitCode.FAILED
         assert line is not None
         line.leave()
+        completed = False
     # Behind the handler, so that nothing of the attempt is left: its frames were the error's.
     signal.signal(STOP_SIGNAL, signal.SIG_DFL)
     gc.collect()
-    line.left()
+    line.left(completed=completed)
     return None
 
 
@@ -145,7 +152,7 @@ def _timeout_s(spec: JobSpec) -> float:
     return max(spec.recovery.first_step_timeout_s, 2 * spec.recovery.hang_timeout_s)
 
 
-def _train(assignment: Assignment, box: Writer) -> int:
+def _train(assignment: Assignment, box: Writer, stop: _Stop, line: AgentLine | None) -> int:
     spec = assignment.spec
     check_host_memory(spec, assignment.node_ranks, assignment.memory_dir.parent)
     device = _set_up_torch(assignment)
@@ -180,16 +187,17 @@ def _train(assignment: Assignment, box: Writer) -> int:
     if warmup.is_needed(mesh):
         warmup.warm_up(state, resumed_step + 1)
 
-    stop = _Stop()
     # Before this point SIGTERM simply ends the process: there is nothing to save.
     signal.signal(STOP_SIGNAL, stop.on_signal)
+    if line is not None:
+        line.trains()
     loop = TrainLoop(
         state,
         box,
         saver,
         skipped=assignment.skipped,
         replay=_replay(assignment, state, box),
-        stop_requested=lambda: stop.requested,
+        stop_requested=lambda: stop.requested or (line is not None and line.is_stopping),
     )
     done = loop.run(resumed_step)
     box.phase(Phase.FINISHED)

@@ -19,6 +19,8 @@ class Signal(StrEnum):
     """SIGTERM: end after the next step."""
     LEAVE = "leave"
     """A message: give the attempt up, and live on."""
+    LEAVE_AFTER_STEP = "leave after step"
+    """The same, after the next step."""
     KILL = "kill"
 
 

@@ -46,7 +46,7 @@ from controller.agent.core.ledger import CommandKind, CommandLedger, Decision, R
 from controller.agent.core.loaders import DataLoaderTable
 from controller.agent.core.reports import AttemptKey
 from controller.agent.core.steps import STEPS, StartFacts, Step
-from controller.agent.core.workers import WorkerState, WorkerTable
+from controller.agent.core.workers import WorkerKey, WorkerState, WorkerTable, taken_over
 from outlast.failures import ErrorKind
 
 # Nobody asks again soon to free what a job holds, so what fails is tried again here.
@@ -98,13 +98,10 @@ class _Running:
         """Those whose end this command waits for: a stop that keeps does not of the kept, nor a
         start of those that it takes over."""
         command = self.command
-        spared = {(command.job_id, rank) for rank in command.ranks}
-        return [
-            worker
-            for worker in self.targets
-            if worker.is_running
-            or (worker.is_kept and not command.keep and worker.key[::2] not in spared)
-        ]
+        kept = [worker.key for worker in self.targets if worker.is_kept and not command.keep]
+        starting = [WorkerKey(command.job_id, command.attempt, rank) for rank in command.ranks]
+        ending = set(kept).difference(taken_over(kept, starting).values())
+        return [worker for worker in self.targets if worker.is_running or worker.key in ending]
 
 
 class CommandMachine:
@@ -254,7 +251,7 @@ class CommandMachine:
         match step:
             case Step.STACKS if not command.capture_stacks:
                 return False
-            case Step.LEAVE if not command.keep:
+            case Step.LEAVE if command.graceful or not command.keep:
                 return False
             case Step.ASK if not command.graceful:
                 return False
@@ -296,9 +293,9 @@ class CommandMachine:
         within_s = limits_s.get(step, self._limits.kill_s)
         running.deadline_s = self._now_s + within_s
         keys = tuple(worker.key for worker in alive)
-        self._actions.append(
-            SignalWorkers(command_id=command.command_id, keys=keys, signal=_SIGNALS[step])
-        )
+        lives_on = step is Step.ASK and command.keep
+        signal = Signal.LEAVE_AFTER_STEP if lives_on else _SIGNALS[step]
+        self._actions.append(SignalWorkers(command_id=command.command_id, keys=keys, signal=signal))
         return True
 
     def _step_ended(self, ended: StepEnded) -> None:

@@ -22,9 +22,10 @@ class Step(StrEnum):
     STACKS = "stacks"
     """Collect the stacks of the workers that are about to be stopped."""
     LEAVE = "leave"
-    """Ask the workers to leave their attempt, and wait for them to have left or ended."""
+    """Ask the workers to leave their attempt at once, and wait for them to have left or ended."""
     ASK = "ask"
-    """Send SIGTERM, and wait for the workers to end until the time of the command is over."""
+    """Have the workers end after a step (SIGTERM), or leave after it and live on, and wait for that
+    until the time of the command is over."""
     KILL = "kill"
     """Send SIGKILL, and wait for the workers to end."""
     LEFTOVERS = "leftovers"

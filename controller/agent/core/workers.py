@@ -31,6 +31,32 @@ class WorkerState:
     end_seq: int | None = None
 
 
+def taken_over(
+    kept: Iterable[WorkerKey], starting: Iterable[WorkerKey]
+) -> dict[WorkerKey, WorkerKey]:
+    """Which of the processes that were kept goes on as which worker that is about to start.
+
+    One of the same rank, or else, where a job goes on at another size, of a rank that is not
+    started here.
+    """
+    ours = list(kept)
+    taken: dict[WorkerKey, WorkerKey] = {}
+    wanting = list(starting)
+    for is_same in (True, False):
+        for key in wanting:
+            if key in taken:
+                continue
+            free = (
+                each
+                for each in ours
+                if each.job_id == key.job_id and (each.rank == key.rank or not is_same)
+            )
+            if (found := next(free, None)) is not None:
+                taken[key] = found
+                ours.remove(found)
+    return taken
+
+
 class WorkerTable:
     """Workers by key, in the order of their starts."""
 

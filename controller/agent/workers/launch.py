@@ -138,7 +138,7 @@ def make_launches(
     spec = json.loads(start.spec_json)
     layout = Layout(**{axis: spec["parallel"][axis] for axis in ("tp", "pp", "dp")})
     nodes = rank_nodes(start)
-    lives_on = is_healed(spec, device, start.world_size)
+    lives_on = is_healed(spec, device)
     launches = []
     for local_rank, rank in enumerate(start.ranks):
         paths = WorkerFiles.below(attempt_dir, rank)
@@ -149,7 +149,8 @@ def make_launches(
                 contract=replace(
                     contract,
                     local_rank=local_rank,
-                    rendezvous_fd=rendezvous_fd if rank == 0 else None,
+                    # Any of them may be the first one at another size.
+                    rendezvous_fd=rendezvous_fd if rank == 0 or lives_on else None,
                     device=device,
                     agent_line=agent_line if lives_on else "",
                 ),
@@ -162,14 +163,14 @@ def make_launches(
     return launches
 
 
-def is_healed(spec: Mapping[str, Any], device: str, world_size: int) -> bool:
+def is_healed(spec: Mapping[str, Any], device: str) -> bool:
     """Whether ranks leave an attempt and live on for the next one.
 
     Not yet on GPUs, whose communicators would have to be aborted.
     """
     is_asked_for = bool(spec.get("recovery", {}).get("heal"))
     is_script = spec.get("workload", {}).get("command") is not None
-    return is_asked_for and device == "cpu" and world_size > 1 and not is_script
+    return is_asked_for and device == "cpu" and not is_script
 
 
 def _contract(

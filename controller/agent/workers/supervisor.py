@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from controller.agent.config import Limits
-from controller.agent.core.workers import WorkerKey
+from controller.agent.core.workers import WorkerKey, taken_over
 from controller.agent.mistakes import Mistakes
 from controller.agent.observe.oom import OomKills
 from controller.agent.workers.cgroups import WorkerCgroups
@@ -36,13 +36,7 @@ from controller.agent.workers.worker_events import WorkerEvents
 from outlast.blackbox.records import MAX_COUNT
 from outlast.clock import node_time_ns
 from outlast.v1 import agents_pb2
-from outlast.worker_contract import (
-    KILLED,
-    STOP_SIGNAL,
-    WorkerContract,
-    WorkerExitCode,
-    WorkerFiles,
-)
+from outlast.worker_contract import KILLED, STOP_SIGNAL, WorkerContract, WorkerExitCode, WorkerFiles
 from outlast.worker_line import Join, Leave, Left
 
 logger = logging.getLogger(__name__)
@@ -190,12 +184,12 @@ class Supervisor:
             if worker.has_process:
                 worker.signal(worker.stop_signal if number is STOP_SIGNAL else number)
 
-    def ask_to_leave(self, keys: Iterable[WorkerKey]) -> None:
+    def ask_to_leave(self, keys: Iterable[WorkerKey], *, after_step: bool) -> None:
         """Have these workers leave their attempt and live on; `exited` comes when they have."""
         for worker in self._named(keys):
             if worker.is_running and worker.pid is not None:
-                if not self.lines.say(worker.pid, Leave(worker.attempt)):
-                    worker.signal(signal.SIGKILL)
+                if not self.lines.say(worker.pid, Leave(worker.attempt, after_step)):
+                    worker.signal(worker.stop_signal if after_step else signal.SIGKILL)
                 # As it ends then, it does because it was told to.
                 worker.stopped_by = worker.stopped_by or STOP_SIGNAL
 
@@ -203,7 +197,8 @@ class Supervisor:
         """A process has no part in an attempt any more."""
         for worker in self.running():
             if (worker.pid, worker.attempt) == (pid, left.attempt):
-                code = WorkerExitCode.STOPPED if worker.stopped_by else WorkerExitCode.FAILED
+                stopped = left.completed or worker.stopped_by
+                code = WorkerExitCode.STOPPED if stopped else WorkerExitCode.FAILED
                 self._over(worker, code, is_kept=True)
 
     async def wait_for_families(self) -> None:
@@ -250,9 +245,10 @@ class Supervisor:
         return [worker for worker in self._workers.values() if worker.identity in wanted]
 
     async def _fork_all(self, pairs: list[tuple[Worker, Launch]]) -> None:
-        results = await asyncio.gather(
-            *(self._fork(worker, launch) for worker, launch in pairs), return_exceptions=True
-        )
+        kept = (worker.identity for worker in self._workers.values() if worker.is_kept)
+        taken = taken_over(kept, [worker.identity for worker, _ in pairs])
+        forks = [self._fork(each, launch, taken.get(each.identity)) for each, launch in pairs]
+        results = await asyncio.gather(*forks, return_exceptions=True)
         self._events.changed()
         failures = [result for result in results if isinstance(result, BaseException)]
         if not failures:
@@ -260,8 +256,9 @@ class Supervisor:
         await signal_and_wait([one for one, _ in pairs], signal.SIGKILL, self._limits.kill_s)
         raise failures[0]
 
-    async def _fork(self, worker: Worker, launch: Launch) -> None:
-        if self._join(worker, launch):
+    async def _fork(self, worker: Worker, launch: Launch, taken: WorkerKey | None) -> None:
+        kept = None if taken is None else self.find(taken)
+        if kept is not None and self._join(worker, launch, kept):
             return
         worker.cgroup, worker.fork_key = self._cgroups.make(), worker.key
         try:
@@ -284,10 +281,9 @@ class Supervisor:
         self._events.forked(worker)
         logger.info("worker started: worker=%s pid=%d", worker.key, forked.pid)
 
-    def _join(self, worker: Worker, launch: Launch) -> bool:
-        """Have the process of this rank that has left an older attempt take part; False: none."""
-        kept = next(filter(worker.could_take_over, self._workers.values()), None)
-        if kept is None or kept.pid is None or (pidfd := kept.pidfd) is None:
+    def _join(self, worker: Worker, launch: Launch, kept: Worker) -> bool:
+        """Have the process of one that has left an older attempt take part; False: it cannot."""
+        if kept.pid is None or (pidfd := kept.pidfd) is None:
             return False
         if not self.lines.say(kept.pid, Join(launch.contract)):
             kept.signal(signal.SIGKILL)

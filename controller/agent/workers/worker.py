@@ -137,10 +137,6 @@ class Worker:
             send_signal(self.pidfd, self.stopped_by)
         return True
 
-    def could_take_over(self, kept: Worker) -> bool:
-        """Whether the process of one that has left its attempt may be this rank's."""
-        return kept.is_kept and (kept.job_id, kept.rank) == (self.job_id, self.rank)
-
     def take_over(self, kept: Worker) -> None:
         """Become what the process of a worker that has left does next."""
         self.pid, self.pidfd, self.cgroup = kept.pid, kept.pidfd, kept.cgroup

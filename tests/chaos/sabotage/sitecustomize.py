@@ -109,7 +109,7 @@ def _before(owner: Any, name: str, hook: Callable[..., None]) -> None:
 
 
 def _patch_worker(module: ModuleType) -> None:
-    def begins(assignment: Any, box: Any) -> None:
+    def begins(assignment: Any, box: Any, *_: Any) -> None:
         _here.update(rank=assignment.rank, attempt=assignment.attempt)
         _box[:] = [box]
         _reach("start", _here["rank"], _here["attempt"], None)
