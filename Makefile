@@ -60,7 +60,7 @@ test-fuzz: $(STAMP)
 
 # Against kube-apiserver and etcd, which are built once per machine (about 6 minutes).
 test-kube: $(STAMP) kube-server
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --kube=real tests/kube
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --kube=real tests/kube
 
 kube-server:
 	tests/kube/apiserver.sh
@@ -68,12 +68,12 @@ kube-server:
 # Against a real Prometheus and Alertmanager, which it installs on Debian as root.
 test-prometheus: $(STAMP)
 	tests/prometheus/install.sh
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder tests/prometheus
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder tests/prometheus
 
 # The web page in Chromium, which it installs on Debian as root.
 test-web: $(STAMP)
 	tests/web/install.sh $(BIN)/pip
-	$(BIN)/pytest tests/web/test_browser.py tests/web/test_perfetto.py
+	$(BIN)/pytest -n 2 --dist loadfile tests/web/test_browser.py tests/web/test_perfetto.py
 
 # The pictures of the page in docs/; make screenshots ARGS=FOLDER: all of them, elsewhere
 screenshots: $(STAMP)
@@ -93,7 +93,7 @@ test-foreign: $(STAMP)
 # Checkpoints on real stores, S3 and HDFS, with faults; they are fetched once per machine (270 MB).
 test-stores: $(STAMP)
 	tests/stores/servers.sh $(BIN)/python
-	$(BIN)/pytest -n 2 --dist loadfile tests/stores
+	$(BIN)/pytest -n 3 --dist loadfile tests/stores
 
 # Faults at every moment in real processes, some of the combinations (another SEED takes
 # others; CHAOS=--brief takes fewer), and beside them training in which nothing goes wrong.
