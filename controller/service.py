@@ -32,6 +32,7 @@ from controller.effects import Effects
 from controller.guard import Guard
 from controller.items import Item
 from controller.judging import Judging
+from controller.node_history import NodeHistory
 from controller.poison import Poison
 from controller.read_only import ReadOnly
 from controller.refusals import ServiceStoppedError
@@ -74,6 +75,7 @@ class Service:
         # Called when the machine has forgotten what it saw: agents have to join again.
         self.on_restored: Callable[[], None] = _nothing
         self.guard = Guard()
+        self.node_history = NodeHistory()
         # The controller ends in order, and takes nodes of its own along.
         self.is_leaving = False
         self._machine = machine
@@ -300,6 +302,7 @@ class Service:
         changed = self._edge.refresh(changes, now_s)
         if changed:
             self.on_refreshed(changed)
+        self.node_history.note(changes, self.now_s)
         for change in changes:
             if isinstance(change, NodeForgotten):
                 self.on_forgotten(change.node)

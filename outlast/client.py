@@ -10,6 +10,7 @@ import math
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from outlast.client_errors import RefusedError as RefusedError
 from outlast.client_errors import UnavailableError as UnavailableError
 from outlast.client_errors import explained
 from outlast.code.sending import with_code
+from outlast.paging import pages
 from outlast.problems import SpecError
 from outlast.spec.message import spec_message
 from outlast.specfile import read_document
@@ -260,10 +262,14 @@ class Client:
         return self._stream(self._jobs.Logs, request)
 
     def nodes(self, *, timeout_s: float = CALL_TIMEOUT_S) -> tuple[nodes_pb2.Node, ...]:
-        """Every node that has ever joined."""
+        """Every node that has ever joined, by name."""
+        found: dict[str, nodes_pb2.Node] = {}
         request = nodes_pb2.ListNodesRequest()
-        response = self._call(self._nodes.ListNodes, request, timeout_s=timeout_s)
-        return tuple(response.nodes)
+        ask = partial(self._call, self._nodes.ListNodes, timeout_s=timeout_s)
+        for page in pages(ask, request, "most"):
+            # One that needs attention meanwhile may come twice.
+            found |= {node.node_id: node for node in page.nodes}
+        return tuple(found[name] for name in sorted(found))
 
     def some_nodes(self, most: int) -> tuple[tuple[nodes_pb2.Node, ...], int]:
         """So many nodes at most, those that need attention first; and how many there are."""
@@ -329,8 +335,10 @@ class Client:
         self, job_id: str = "", *, newest: int = 0, brief: bool = False
     ) -> tuple[incidents_pb2.Incident, ...]:
         """Of a job or all, oldest first, or the `newest`; `brief` ones without evidence."""
-        request = incidents_pb2.ListIncidentsRequest(job_id=job_id, newest=newest, brief=brief)
-        return tuple(self._call(self._incidents.ListIncidents, request).incidents)
+        request = incidents_pb2.ListIncidentsRequest(job_id=job_id, brief=brief)
+        ask = partial(self._call, self._incidents.ListIncidents)
+        newest_first = list(pages(ask, request, "newest", newest))
+        return tuple(each for page in reversed(newest_first) for each in page.incidents)
 
     def incident(self, incident_id: str) -> incidents_pb2.Incident:
         """One incident."""
@@ -352,7 +360,8 @@ class Client:
     def diagnostic_runs(self) -> tuple[diagnostics_pb2.DiagnosticRun, ...]:
         """The runs that are kept, newest first, without their findings."""
         request = diagnostics_pb2.ListDiagnosticsRequest()
-        return tuple(self._call(self._diagnostics.ListDiagnostics, request).runs)
+        ask = partial(self._call, self._diagnostics.ListDiagnostics)
+        return tuple(run for page in pages(ask, request, "newest") for run in page.runs)
 
     def diagnostic_run(self, run_id: str) -> diagnostics_pb2.DiagnosticRun:
         """One run with all its findings."""

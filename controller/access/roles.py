@@ -64,6 +64,7 @@ RULES: Mapping[str, Rule] = {
                 "Jobs/ListJobs",
                 "Jobs/WatchJob",
                 "Jobs/Logs",
+                "Nodes/GetNode",
                 "Nodes/ListNodes",
                 "Ranks/ListRanks",
                 "Ranks/ReadTimes",

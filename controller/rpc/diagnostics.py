@@ -97,16 +97,36 @@ class DiagnosticsService(DiagnosticsServicer):
     async def ListDiagnostics(
         self, request: diagnostics_pb2.ListDiagnosticsRequest, context: Context
     ) -> diagnostics_pb2.ListDiagnosticsResponse:
-        """The runs that are kept, newest first."""
-        return diagnostics_pb2.ListDiagnosticsResponse(runs=self._runs.kept.list())
+        """The runs that are kept, newest first; or a page of those that checked a node."""
+        if request.newest < 0:
+            await bad_field(context, "newest", f"is {request.newest}; allowed: 0 or more")
+        runs = self._runs.kept.list()
+        if request.node:
+            runs = [run for run in runs if request.node in run.nodes]
+        if request.after:
+            ids = [run.run_id for run in runs]
+            if request.after not in ids:
+                await bad_field(
+                    context, "after", f"is {request.after!r}, which is no run of the list"
+                )
+            runs = runs[ids.index(request.after) + 1 :]
+        page = runs[: request.newest or None]
+        return diagnostics_pb2.ListDiagnosticsResponse(
+            runs=page, next=page[-1].run_id if len(page) < len(runs) else ""
+        )
 
     async def GetDiagnostics(
         self, request: diagnostics_pb2.GetDiagnosticsRequest, context: Context
     ) -> diagnostics_pb2.GetDiagnosticsResponse:
-        """One run with all its findings."""
+        """One run with its findings, all or those of a node."""
         run = self._runs.kept.get(request.run_id)
         if run is None:
             await not_found(context, "run", request.run_id, _KEPT_HINT)
+        if request.node:
+            for found in (run.findings, run.links):
+                own = [each for each in found if request.node in (each.node, each.peer)]
+                del found[:]
+                found.extend(own)
         return diagnostics_pb2.GetDiagnosticsResponse(run=run)
 
     async def _targets(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from heapq import nsmallest
 
 from controller.core.edge.edge import Edge
@@ -40,16 +41,47 @@ class NodesService(NodesServicer):
     async def ListNodes(
         self, request: nodes_pb2.ListNodesRequest, context: Context
     ) -> nodes_pb2.ListNodesResponse:
-        """Every node that has ever joined, by name; or some, those that are not at work first."""
+        """Every node that has ever joined, by name; or a page, those that are not at work first."""
         if request.most < 0:
             await bad_field(context, "most", f"is {request.most}; allowed: 0 or more")
-        nodes = list(self._service.state.nodes.values())
+        if request.state and request.state not in tuple(NodeState):
+            allowed = ", ".join(NodeState)
+            await bad_field(context, "state", f"is {request.state!r}; allowed: {allowed}")
+        fleet = self._service.state.nodes.values()
+        nodes = [node for node in fleet if request.state in ("", node.state)]
+        following = ""
         if request.most:
-            nodes = nsmallest(request.most, nodes, key=lambda node: (node.state in CALM, node.node))
-        nodes.sort(key=lambda node: node.node)
+            # One more says whether there are more.
+            nodes = [node for node in nodes if _place(node) > request.after]
+            nodes = nsmallest(request.most + 1, nodes, key=_place)
+            if len(nodes) > request.most:
+                nodes.pop()
+                following = _place(nodes[-1])
+        else:
+            nodes.sort(key=lambda node: node.node)
         return nodes_pb2.ListNodesResponse(
             nodes=[self._message(node) for node in nodes],
-            num_nodes=len(self._service.state.nodes),
+            num_nodes=len(fleet),
+            next=following,
+            states=Counter(node.state for node in fleet),
+        )
+
+    async def GetNode(
+        self, request: nodes_pb2.GetNodeRequest, context: Context
+    ) -> nodes_pb2.GetNodeResponse:
+        """One node, with the last changes of its state."""
+        node = await self._known(request.node_id, context)
+        return nodes_pb2.GetNodeResponse(
+            node=self._message(node),
+            changes=[
+                nodes_pb2.NodeChange(
+                    at_s=change.at_s,
+                    state=change.state,
+                    cordoned=change.cordoned,
+                    reason=change.reason,
+                )
+                for change in self._service.node_history.of(node)
+            ],
         )
 
     async def CordonNode(
@@ -114,3 +146,8 @@ class NodesService(NodesServicer):
             now_s=self._service.now_s,
             is_late=self._edge.is_late(node.node),
         )
+
+
+def _place(node: NodeRecord) -> str:
+    """Where a node is among all, as pages have them: those that need attention, then by name."""
+    return f"{int(node.state in CALM)} {node.node}"

@@ -19,6 +19,7 @@ from controller.specs import spec_of
 from controller.store.curves import Curves
 from outlast.devices import reported_device
 from outlast.flops import Convention, flops_per_token
+from outlast.ids import NodeId
 from outlast.v1 import common_pb2, incidents_pb2, jobs_pb2, nodes_pb2
 
 _OF_NOTES = (IncidentState.OPEN, IncidentState.CLOSED)
@@ -165,6 +166,16 @@ def incidents_of(state: State, job_id: str) -> list[IncidentRecord]:
     """The incidents of a job, or of all jobs, oldest first."""
     found = [record for record in state.incidents.values() if job_id in ("", record.job)]
     return sorted(found, key=lambda record: record.opened_s)
+
+
+def concerns(incident: IncidentRecord, node: NodeId) -> bool:
+    """Whether an incident names a node: as a culprit, in its evidence, bad links or bad checks."""
+    return (
+        node in incident.culprits
+        or any(item.node == node for item in incident.evidence)
+        or any(checked == node and verdict != "pass" for checked, verdict in incident.findings)
+        or any(node in link for link in incident.bad_links)
+    )
 
 
 @lru_cache(maxsize=256)

@@ -28,6 +28,7 @@ from controller.web.parameters import (
     from_query,
     json_body,
     one_of,
+    paged,
     whole_number,
 )
 from controller.web.routes import CALLS, ROOT, Call, method
@@ -40,7 +41,7 @@ from outlast.spec.message import struct_of
 from outlast.specfile import SpecFileError, parse_document
 from outlast.speedscope import own_shares
 from outlast.trace.heat import Measure
-from outlast.v1 import common_pb2, jobs_pb2, ranks_pb2
+from outlast.v1 import common_pb2, diagnostics_pb2, jobs_pb2, ranks_pb2
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -86,6 +87,7 @@ class Api:
             ("GET", "/jobs/{job_id}/profile", self._profile),
             ("GET", "/jobs/{job_id}/logs", self._logs),
             ("GET", "/jobs/{job_id}/logs/events", self._follow_logs),
+            ("GET", "/diagnostics/{run_id}/events", self._follow_run),
         ]
         calls: list[tuple[str, str, Handler]] = [
             (each.verb, each.path, functools.partial(self._call, each)) for each in CALLS
@@ -99,6 +101,8 @@ class Api:
         kind, path = call.method.input_type, request.path_params
         if call.verb == "GET":
             asked = from_query(kind, request.query_params, call.parameters, path)
+            if call.page:
+                asked = paged(asked, call.parameters[call.page], request.query_params, call.page)
         else:
             check_names("parameter", request.query_params, ())
             asked = await from_body(kind, request, path)
@@ -228,6 +232,17 @@ class Api:
         await self._gateway.call(method("Jobs/GetJob"), jobs_pb2.GetJobRequest(job_id=asked.job_id))
         messages = self._gateway.stream(method("Jobs/Logs"), asked)
         return self.streams.answer(messages, lambda chunk: iter([("chunk", as_json(chunk))]))
+
+    async def _follow_run(self, request: Request) -> Response:
+        """Begins with what was found so far, so that it needs no parameter to go on."""
+        check_names("parameter", request.query_params, ())
+        run_id = request.path_params["run_id"]
+        # Its errors are answers, which those of a stream that has begun are not.
+        kept = diagnostics_pb2.GetDiagnosticsRequest(run_id=run_id)
+        await self._gateway.call(method("Diagnostics/GetDiagnostics"), kept)
+        watch = diagnostics_pb2.WatchDiagnosticsRequest(run_id=run_id)
+        messages = self._gateway.stream(method("Diagnostics/WatchDiagnostics"), watch)
+        return self.streams.answer(messages, lambda news: iter([("progress", as_json(news))]))
 
 
 def _refusing(handler: Handler) -> Handler:

@@ -12,7 +12,7 @@ import outlast
 from controller.web.messages import STRUCT, is_map, name_of
 from controller.web.own_routes import ERROR, JOB, OWN, REF, REPORT, STRING, Schema, message
 from controller.web.routes import CALLS, ROOT, Call
-from outlast.v1 import jobs_pb2, ranks_pb2
+from outlast.v1 import diagnostics_pb2, jobs_pb2, ranks_pb2
 
 _TYPES = {
     FieldDescriptor.CPPTYPE_BOOL: "boolean",
@@ -56,6 +56,7 @@ def _answers() -> tuple[Descriptor, ...]:
         jobs_pb2.CheckFitResponse.DESCRIPTOR,
         jobs_pb2.LogsResponse.DESCRIPTOR,
         ranks_pb2.ReadStacksResponse.DESCRIPTOR,
+        diagnostics_pb2.WatchDiagnosticsResponse.DESCRIPTOR,
     )
 
 

@@ -10,7 +10,7 @@ from google.protobuf.descriptor import Descriptor
 
 from controller.web.routes import ROOT
 from outlast.trace.heat import Measure
-from outlast.v1 import common_pb2, jobs_pb2, ranks_pb2
+from outlast.v1 import common_pb2, diagnostics_pb2, jobs_pb2, ranks_pb2
 
 Schema = dict[str, Any]
 
@@ -257,6 +257,15 @@ OWN = (
         what="Follow the output: events `chunk`, `failed` with an error, and `end`.",
         parameters=_LOGS,
         answer=message(jobs_pb2.LogsResponse.DESCRIPTOR),
+        is_stream=True,
+    ),
+    Own(
+        verb="GET",
+        path="/diagnostics/{run_id}/events",
+        what="Follow a run of diagnostics: events `progress`, the last of them with the run's "
+        "report, `failed` with an error, and `end`. Only runs of this controller, of those that "
+        "ended the last 16, are followed.",
+        answer=message(diagnostics_pb2.WatchDiagnosticsResponse.DESCRIPTOR),
         is_stream=True,
     ),
 )

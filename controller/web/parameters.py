@@ -16,6 +16,8 @@ from controller.web.gateway import RequestError
 
 # Specs have at most a quarter of it.
 MAX_BODY_BYTES = 1 << 20
+# Of a list: unless another number is asked for, and at most.
+PAGE, MOST_OF_PAGE = 100, 1000
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -101,6 +103,16 @@ def whole_number(given: Mapping[str, str], name: str, default: int, allowed: ran
         pass
     wrong = f"is {text!r}; allowed: {allowed.start} to {allowed.stop - 1}"
     raise RequestError(400, f"{name}: {wrong}", fields=((name, wrong),))
+
+
+def paged(asked: Message, field: str, given: Mapping[str, str], name: str) -> Message:
+    """The request with the size of its page in a field, by the parameter of this name.
+
+    Raises:
+        RequestError: it is out of bounds.
+    """
+    setattr(asked, field, whole_number(given, name, PAGE, range(1, MOST_OF_PAGE + 1)))
+    return asked
 
 
 def one_of(given: Mapping[str, str], name: str, allowed: Sequence[str]) -> str:

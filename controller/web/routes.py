@@ -46,10 +46,19 @@ class Call:
     """In a sentence."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     """Query parameters, and the field of the request that each is."""
+    page: str = ""
+    """The parameter that says how many an answer has, of a list that comes in pages."""
 
 
-def _get(path: str, called: str, what: str, **parameters: str) -> Call:
-    return Call(verb="GET", path=path, method=method(called), what=what, parameters=parameters)
+def _get(path: str, called: str, what: str, page: str = "", **parameters: str) -> Call:
+    return Call(
+        verb="GET",
+        path=path,
+        method=method(called),
+        what=what,
+        parameters=parameters,
+        page=page,
+    )
 
 
 def _post(path: str, called: str, what: str) -> Call:
@@ -80,23 +89,47 @@ CALLS = (
     _get(
         "/incidents",
         "Incidents/ListIncidents",
-        "Incidents of a job, or of all, oldest first; brief ones have no evidence and timeline.",
+        "The `newest` incidents (100 by default, up to 1,000), oldest first: of a `job`, of those "
+        "that a `node` has to do with, or of all. `after`: `next` of the page before, which is of "
+        "newer ones. Brief ones have no evidence and timeline.",
+        page="newest",
         job="job_id",
+        node="node",
         newest="newest",
+        after="after",
         brief="brief",
     ),
     _get("/incidents/{incident_id}", "Incidents/GetIncident", "An incident with its evidence."),
     _get(
         "/nodes",
         "Nodes/ListNodes",
-        "All nodes, or only so many, those that need attention first.",
+        "`most` nodes (100 by default, up to 1,000), those that need attention first: of those in "
+        "a `state`, or of all. `after`: `next` of the page before.",
+        page="most",
         most="most",
+        after="after",
+        state="state",
     ),
+    _get("/nodes/{node_id}", "Nodes/GetNode", "A node, with the last changes of its state."),
     _post("/nodes/{node_id}/cordon", "Nodes/CordonNode", "Keep new work off a node."),
     _post("/nodes/{node_id}/uncordon", "Nodes/UncordonNode", "Lift a cordon or a quarantine."),
     _post("/nodes/{node_id}/drain", "Nodes/DrainNode", "Cordon a node and move its work away."),
     _post("/nodes/{node_id}/forget", "Nodes/ForgetNode", "Take a node that is gone off the list."),
-    _get("/diagnostics", "Diagnostics/ListDiagnostics", "Runs of diagnostics, newest first."),
-    _get("/diagnostics/{run_id}", "Diagnostics/GetDiagnostics", "A run with its findings."),
+    _get(
+        "/diagnostics",
+        "Diagnostics/ListDiagnostics",
+        "The `newest` runs of diagnostics (100 by default, up to 1,000), newest first: of those "
+        "that checked a `node`, or of all. `after`: `next` of the page before.",
+        page="newest",
+        node="node",
+        newest="newest",
+        after="after",
+    ),
+    _get(
+        "/diagnostics/{run_id}",
+        "Diagnostics/GetDiagnostics",
+        "A run with its findings, or only those of a `node`.",
+        node="node",
+    ),
     _post("/diagnostics", "Diagnostics/RunDiagnostics", "Begin a run of checks on nodes."),
 )

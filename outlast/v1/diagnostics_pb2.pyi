@@ -277,9 +277,23 @@ global___WatchDiagnosticsResponse = WatchDiagnosticsResponse
 class ListDiagnosticsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    NODE_FIELD_NUMBER: builtins.int
+    NEWEST_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
+    node: builtins.str
+    """Only runs that checked this node."""
+    newest: builtins.int
+    """Only so many, the newest; all of them when 0."""
+    after: builtins.str
+    """Those behind the page whose answer had this as `next`: older ones."""
     def __init__(
         self,
+        *,
+        node: builtins.str = ...,
+        newest: builtins.int = ...,
+        after: builtins.str = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "newest", b"newest", "node", b"node"]) -> None: ...
 
 global___ListDiagnosticsRequest = ListDiagnosticsRequest
 
@@ -288,14 +302,18 @@ class ListDiagnosticsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUNS_FIELD_NUMBER: builtins.int
+    NEXT_FIELD_NUMBER: builtins.int
+    next: builtins.str
+    """What to give as `after` for older ones; empty when there are none."""
     @property
     def runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DiagnosticRun]: ...
     def __init__(
         self,
         *,
         runs: collections.abc.Iterable[global___DiagnosticRun] | None = ...,
+        next: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["runs", b"runs"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next", b"next", "runs", b"runs"]) -> None: ...
 
 global___ListDiagnosticsResponse = ListDiagnosticsResponse
 
@@ -304,13 +322,17 @@ class GetDiagnosticsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
+    node: builtins.str
+    """Only findings and links of this node."""
     def __init__(
         self,
         *,
         run_id: builtins.str = ...,
+        node: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node", b"node", "run_id", b"run_id"]) -> None: ...
 
 global___GetDiagnosticsRequest = GetDiagnosticsRequest
 

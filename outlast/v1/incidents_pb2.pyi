@@ -228,20 +228,30 @@ class ListIncidentsRequest(google.protobuf.message.Message):
     JOB_ID_FIELD_NUMBER: builtins.int
     NEWEST_FIELD_NUMBER: builtins.int
     BRIEF_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Every job's incidents when empty."""
     newest: builtins.int
     """Only so many, the newest; all of them when 0."""
     brief: builtins.bool
     """Without evidence, timeline, checks of nodes and links."""
+    node: builtins.str
+    """Only those that this node has to do with: as a culprit, in evidence or a
+    bad link, or because it did not pass a check.
+    """
+    after: builtins.str
+    """Those before the page whose answer had this as `next`: older ones."""
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         newest: builtins.int = ...,
         brief: builtins.bool = ...,
+        node: builtins.str = ...,
+        after: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["brief", b"brief", "job_id", b"job_id", "newest", b"newest"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "brief", b"brief", "job_id", b"job_id", "newest", b"newest", "node", b"node"]) -> None: ...
 
 global___ListIncidentsRequest = ListIncidentsRequest
 
@@ -250,14 +260,18 @@ class ListIncidentsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     INCIDENTS_FIELD_NUMBER: builtins.int
+    NEXT_FIELD_NUMBER: builtins.int
+    next: builtins.str
+    """What to give as `after` for older ones; empty when there are none."""
     @property
     def incidents(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Incident]: ...
     def __init__(
         self,
         *,
         incidents: collections.abc.Iterable[global___Incident] | None = ...,
+        next: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["incidents", b"incidents"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["incidents", b"incidents", "next", b"next"]) -> None: ...
 
 global___ListIncidentsResponse = ListIncidentsResponse
 

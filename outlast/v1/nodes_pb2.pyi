@@ -71,14 +71,22 @@ class ListNodesRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MOST_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
     most: builtins.int
-    """Only so many, those that need attention first; all of them when 0."""
+    """Only so many, those that need attention first; all of them by name when 0."""
+    after: builtins.str
+    """Those behind the page whose answer had this as `next`."""
+    state: builtins.str
+    """Only those in this state, such as STANDBY; all when empty."""
     def __init__(
         self,
         *,
         most: builtins.int = ...,
+        after: builtins.str = ...,
+        state: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["most", b"most"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "most", b"most", "state", b"state"]) -> None: ...
 
 global___ListNodesRequest = ListNodesRequest
 
@@ -86,21 +94,113 @@ global___ListNodesRequest = ListNodesRequest
 class ListNodesResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class StatesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     NODES_FIELD_NUMBER: builtins.int
     NUM_NODES_FIELD_NUMBER: builtins.int
+    NEXT_FIELD_NUMBER: builtins.int
+    STATES_FIELD_NUMBER: builtins.int
     num_nodes: builtins.int
     """Of the whole fleet."""
+    next: builtins.str
+    """What to give as `after` for more; empty when there are none."""
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Node]: ...
+    @property
+    def states(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Of the whole fleet, how many are in which state."""
+
     def __init__(
         self,
         *,
         nodes: collections.abc.Iterable[global___Node] | None = ...,
         num_nodes: builtins.int = ...,
+        next: builtins.str = ...,
+        states: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["nodes", b"nodes", "num_nodes", b"num_nodes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next", b"next", "nodes", b"nodes", "num_nodes", b"num_nodes", "states", b"states"]) -> None: ...
 
 global___ListNodesResponse = ListNodesResponse
+
+@typing.final
+class GetNodeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id"]) -> None: ...
+
+global___GetNodeRequest = GetNodeRequest
+
+@typing.final
+class GetNodeResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: builtins.int
+    CHANGES_FIELD_NUMBER: builtins.int
+    @property
+    def node(self) -> global___Node: ...
+    @property
+    def changes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NodeChange]:
+        """The last 50 at most, oldest first, as far as this controller has seen them since it started;
+        at least how the node got into its present state.
+        """
+
+    def __init__(
+        self,
+        *,
+        node: global___Node | None = ...,
+        changes: collections.abc.Iterable[global___NodeChange] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["node", b"node"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["changes", b"changes", "node", b"node"]) -> None: ...
+
+global___GetNodeResponse = GetNodeResponse
+
+@typing.final
+class NodeChange(google.protobuf.message.Message):
+    """A node got into a state, or was cordoned or uncordoned in it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    AT_S_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    CORDONED_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    at_s: builtins.float
+    state: builtins.str
+    cordoned: builtins.bool
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        at_s: builtins.float = ...,
+        state: builtins.str = ...,
+        cordoned: builtins.bool = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "cordoned", b"cordoned", "reason", b"reason", "state", b"state"]) -> None: ...
+
+global___NodeChange = NodeChange
 
 @typing.final
 class CordonNodeRequest(google.protobuf.message.Message):

@@ -40,6 +40,11 @@ class NodesStub(object):
                 request_serializer=outlast_dot_v1_dot_nodes__pb2.ListNodesRequest.SerializeToString,
                 response_deserializer=outlast_dot_v1_dot_nodes__pb2.ListNodesResponse.FromString,
                 _registered_method=True)
+        self.GetNode = channel.unary_unary(
+                '/outlast.v1.Nodes/GetNode',
+                request_serializer=outlast_dot_v1_dot_nodes__pb2.GetNodeRequest.SerializeToString,
+                response_deserializer=outlast_dot_v1_dot_nodes__pb2.GetNodeResponse.FromString,
+                _registered_method=True)
         self.CordonNode = channel.unary_unary(
                 '/outlast.v1.Nodes/CordonNode',
                 request_serializer=outlast_dot_v1_dot_nodes__pb2.CordonNodeRequest.SerializeToString,
@@ -68,6 +73,13 @@ class NodesServicer(object):
 
     def ListNodes(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetNode(self, request, context):
+        """GetNode answers a node and how it came to be in its state.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -108,6 +120,11 @@ def add_NodesServicer_to_server(servicer, server):
                     servicer.ListNodes,
                     request_deserializer=outlast_dot_v1_dot_nodes__pb2.ListNodesRequest.FromString,
                     response_serializer=outlast_dot_v1_dot_nodes__pb2.ListNodesResponse.SerializeToString,
+            ),
+            'GetNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetNode,
+                    request_deserializer=outlast_dot_v1_dot_nodes__pb2.GetNodeRequest.FromString,
+                    response_serializer=outlast_dot_v1_dot_nodes__pb2.GetNodeResponse.SerializeToString,
             ),
             'CordonNode': grpc.unary_unary_rpc_method_handler(
                     servicer.CordonNode,
@@ -158,6 +175,33 @@ class Nodes(object):
             '/outlast.v1.Nodes/ListNodes',
             outlast_dot_v1_dot_nodes__pb2.ListNodesRequest.SerializeToString,
             outlast_dot_v1_dot_nodes__pb2.ListNodesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outlast.v1.Nodes/GetNode',
+            outlast_dot_v1_dot_nodes__pb2.GetNodeRequest.SerializeToString,
+            outlast_dot_v1_dot_nodes__pb2.GetNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

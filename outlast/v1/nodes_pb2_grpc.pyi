@@ -26,6 +26,12 @@ class NodesStub:
         outlast.v1.nodes_pb2.ListNodesResponse,
     ]
 
+    GetNode: grpc.UnaryUnaryMultiCallable[
+        outlast.v1.nodes_pb2.GetNodeRequest,
+        outlast.v1.nodes_pb2.GetNodeResponse,
+    ]
+    """GetNode answers a node and how it came to be in its state."""
+
     CordonNode: grpc.UnaryUnaryMultiCallable[
         outlast.v1.nodes_pb2.CordonNodeRequest,
         outlast.v1.nodes_pb2.CordonNodeResponse,
@@ -59,6 +65,12 @@ class NodesAsyncStub:
         outlast.v1.nodes_pb2.ListNodesRequest,
         outlast.v1.nodes_pb2.ListNodesResponse,
     ]
+
+    GetNode: grpc.aio.UnaryUnaryMultiCallable[
+        outlast.v1.nodes_pb2.GetNodeRequest,
+        outlast.v1.nodes_pb2.GetNodeResponse,
+    ]
+    """GetNode answers a node and how it came to be in its state."""
 
     CordonNode: grpc.aio.UnaryUnaryMultiCallable[
         outlast.v1.nodes_pb2.CordonNodeRequest,
@@ -95,6 +107,14 @@ class NodesServicer(metaclass=abc.ABCMeta):
         request: outlast.v1.nodes_pb2.ListNodesRequest,
         context: _ServicerContext,
     ) -> typing.Union[outlast.v1.nodes_pb2.ListNodesResponse, collections.abc.Awaitable[outlast.v1.nodes_pb2.ListNodesResponse]]: ...
+
+    @abc.abstractmethod
+    def GetNode(
+        self,
+        request: outlast.v1.nodes_pb2.GetNodeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[outlast.v1.nodes_pb2.GetNodeResponse, collections.abc.Awaitable[outlast.v1.nodes_pb2.GetNodeResponse]]:
+        """GetNode answers a node and how it came to be in its state."""
 
     @abc.abstractmethod
     def CordonNode(
