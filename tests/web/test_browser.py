@@ -26,7 +26,7 @@ steps: 100000
 model: {layers: 1, hidden: 32, heads: 2, seq_len: 32}
 parallel: {dp: 2, micro_batch: 2}
 data: {global_batch: 4, max_bytes: 65536}
-resources: {workers_per_node: 1, device: cpu}
+resources: {workers_per_node: 1, device: cpu, standby: 1}
 recovery: {heartbeat_period_s: 0.5, preflight: false}
 detectors: {hang: log}
 eval: {interval_steps: 50}
@@ -38,6 +38,7 @@ PAGES = (
     "/jobs/JOB/heat-map",
     "/jobs/JOB/timeline",
     "/nodes",
+    "/nodes/node-0",
     "/incidents",
     "/incidents/JOB.i1",
     "/submit",
@@ -190,12 +191,47 @@ def slowdown(running: Controller, job_id: str) -> float:
 def test_a_node_is_cordoned(chromium: Any, running: Controller) -> None:
     visit = Visit(chromium, base_of(running))
     visit.open("/nodes")
-    row = visit.page.get_by_role("row").filter(has_text="node-2")
+    row = row_of(visit, "node-2")
     row.get_by_role("button", name="Cordon").click()
     row.get_by_text("cordoned").wait_for()
     row.get_by_role("button", name="Uncordon").click()
     row.get_by_text("cordoned").wait_for(state="detached")
     visit.is_fit_for_all()
+
+
+def test_a_spare_is_checked_and_its_page_remembers(
+    chromium: Any, running: Controller, job_id: str
+) -> None:
+    visit = Visit(chromium, base_of(running))
+    visit.page.on("dialog", lambda dialog: dialog.accept())
+    visit.open("/nodes")
+    pool = visit.page.get_by_role("region", name="Spare pool").last
+    pool.get_by_text("STANDBY").wait_for()
+    spare = str(pool.get_by_role("link").first.inner_text())
+    row_of(visit, spare).get_by_role("button", name="Diagnose").click()
+    visit.shows(f"Checks of {spare}")
+    visit.shows("Checked: done")
+    verdicts = visit.page.get_by_role("region", name="Verdicts")
+    verdict = str(verdicts.locator(".state").inner_text()).split()[-1]
+    verdicts.get_by_role("link", name=spare).click()
+    visit.page.get_by_role("heading", name=spare).wait_for()
+    runs = visit.page.get_by_role("region", name="Runs of diagnostics")
+    runs.get_by_role("row").nth(1).get_by_text(verdict).wait_for()
+    runs.get_by_role("button", name="Show").first.click()
+    visit.page.get_by_role("region", name="Findings of run").wait_for()
+    visit.shows("Changes of its state")
+    visit.is_fit_for_all()
+
+
+def test_a_node_has_the_faults_that_name_it(
+    chromium: Any, running: Controller, job_id: str
+) -> None:
+    """The rank that was killed was on one of the job's nodes."""
+    visit = Visit(chromium, base_of(running))
+    node = cluster_of(running).job(job_id).nodes[1]
+    visit.open(f"/nodes/{node}")
+    faults = visit.page.get_by_role("region", name="Incidents of this node")
+    faults.get_by_text("worker killed").wait_for()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -219,6 +255,12 @@ def test_what_is_not_there_is_said(chromium: Any, running: Controller) -> None:
     visit.shows("there is no job 'nobody'")
     visit.open("/elsewhere")
     visit.shows("There is no page /elsewhere")
+
+
+def row_of(visit: Visit, node: str) -> Any:
+    """A node's row in the list of all."""
+    listed = visit.page.get_by_role("region", name="Nodes", exact=True)
+    return listed.get_by_role("row").filter(has_text=node)
 
 
 def base_of(running: Controller) -> str:

@@ -8,6 +8,7 @@ import { IncidentView, IncidentsView } from "/page/views/incidents.js";
 import { JobView } from "/page/views/job.js";
 import { JobsView } from "/page/views/jobs.js";
 import { LoginView } from "/page/views/login.js";
+import { NodeView } from "/page/views/node.js";
 import { NodesView } from "/page/views/nodes.js";
 import { RanksView } from "/page/views/ranks.js";
 import { SubmitView } from "/page/views/submit.js";
@@ -20,6 +21,7 @@ const VIEWS = [
   [/^\/jobs\/([^/]+)\/heat-map$/, HeatMapView, "Heat map"],
   [/^\/jobs\/([^/]+)\/timeline(?:\/(\d+))?$/, TimelineView, "Timeline"],
   [/^\/nodes$/, NodesView, "Nodes"],
+  [/^\/nodes\/([^/]+)$/, NodeView, "Node"],
   [/^\/incidents$/, IncidentsView, "Incidents"],
   [/^\/incidents\/([^/]+)$/, IncidentView, "Incident"],
   [/^\/submit$/, SubmitView, "Submit"],

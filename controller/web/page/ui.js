@@ -23,7 +23,7 @@ export function navigate(to) {
 }
 
 // A form besides the colour, for those who do not see it.
-const SIGNS = { good: "●", busy: "◐", warn: "▲", bad: "■", idle: "○" };
+export const SIGNS = { good: "●", busy: "◐", warn: "▲", bad: "■", idle: "○" };
 
 export function State({ state, kind = "job" }) {
   const tone = toneOf(state, kind);

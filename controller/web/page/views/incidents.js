@@ -2,9 +2,10 @@
 
 import { get } from "/page/api.js";
 import { count, duration, moment, words } from "/page/format.js";
+import { Pages, usePages } from "/page/paging.js";
 import { Empty, Failure, html, Link, Loading, Split, State, Table, Tile, usePolled } from "/page/ui.js";
 
-const NEWEST = 200;
+const NEWEST = 100;
 const COLORS = {
   detect: "red", diagnose: "purple", provision: "yellow", restore: "blue", redo: "orange",
   checkpoint: "sky", productive: "green", paused: "grey",
@@ -22,7 +23,9 @@ const COLUMNS = [
 ];
 
 export function IncidentsView() {
-  const { value, error } = usePolled(() => get(["incidents"], { newest: NEWEST, brief: true }), []);
+  const pages = usePages();
+  const { after } = pages;
+  const { value, error } = usePolled(() => get(["incidents"], { newest: NEWEST, after, brief: true }), [after]);
   const incidents = value?.incidents ?? [];
   return html`<h1>Incidents</h1>
     <${Failure} error=${error} />
@@ -31,7 +34,8 @@ export function IncidentsView() {
       Nothing has gone wrong so far.
     <//>`}
     ${incidents.length > 0 && html`<${Table} caption="Incidents" columns=${COLUMNS}
-      rows=${[...incidents].reverse()} rowKey=${(each) => each.incident_id} />`}`;
+      rows=${[...incidents].reverse()} rowKey=${(each) => each.incident_id} />`}
+    <${Pages} pages=${pages} next=${value?.next} label="incidents" />`;
 }
 
 const EVIDENCE = [
@@ -58,7 +62,7 @@ export function IncidentView({ name }) {
     <p class="reason">${incident.reason || "Signs are still being gathered."}</p>
     <dl class="tiles">
       <${Tile} label="Job" value=${html`<${Link} to="/jobs/${incident.job_id}">${incident.job_id}<//>`} detail="attempt ${incident.attempt}" />
-      <${Tile} label="Cause" value=${words(incident.cause)} detail=${incident.culprit_nodes.join(", ")} />
+      <${Tile} label="Cause" value=${words(incident.cause)} detail=${incident.culprit_nodes.map((node) => html`<${Link} to="/nodes/${encodeURIComponent(node)}">${node}<//> `)} />
       <${Tile} label="Action" value=${incident.is_note ? "logged only" : words(incident.action)} />
       <${Tile} label="Found in" value=${duration(incident.detection_s)} detail=${moment(incident.opened_s)} />
       <${Tile} label="Back after" value=${duration(incident.recovery_s)} detail="${count(incident.steps_redone)} steps redone" />

@@ -2,6 +2,7 @@
 
 import { get } from "/page/api.js";
 import { ago, count, mfu, number, percent, short } from "/page/format.js";
+import { Pages, usePages } from "/page/paging.js";
 import { Empty, Failure, html, Link, Loading, Progress, State, Table, usePolled } from "/page/ui.js";
 
 const COLUMNS = [
@@ -29,7 +30,9 @@ const COLUMNS = [
 const OWNER = { name: "Owner", cell: (job) => job.owner };
 
 export function JobsView() {
-  const { value, error } = usePolled(() => get(["jobs"]), []);
+  const pages = usePages();
+  const after = pages.after || undefined;
+  const { value, error } = usePolled(() => get(["jobs"], { after }), [after]);
   const jobs = value?.jobs ?? [];
   // Where nobody logs in there are no owners.
   const columns = jobs.some((job) => job.owner) ? [COLUMNS[0], OWNER, ...COLUMNS.slice(1)] : COLUMNS;
@@ -41,7 +44,8 @@ export function JobsView() {
       <${Link} to="/submit">Submit one here<//>, or with <code>outlast submit job.yaml</code>.
     <//>`}
     ${jobs.length > 0 && html`<p class="quiet">
-        ${running.length} running of ${jobs.length}${value.next ? " newest" : ""}
+        ${running.length} running of ${jobs.length}${value.next || after ? " on this page" : ""}
       </p>
-      <${Table} caption="Jobs" columns=${columns} rows=${jobs} rowKey=${(job) => job.job_id} />`}`;
+      <${Table} caption="Jobs" columns=${columns} rows=${jobs} rowKey=${(job) => job.job_id} />`}
+    <${Pages} pages=${pages} next=${value?.next} label="jobs" />`;
 }
