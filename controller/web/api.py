@@ -6,8 +6,6 @@ What does not belong here: what a request means, which the gRPC services decide.
 from __future__ import annotations
 
 import functools
-import gzip
-import json
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -31,6 +29,7 @@ from controller.web.parameters import (
     paged,
     whole_number,
 )
+from controller.web.profiles import PEER, profile
 from controller.web.routes import CALLS, ROOT, Call, method
 from controller.web.streams import Event, Streams
 from controller.web.thinning import kept_rows
@@ -39,7 +38,6 @@ from outlast.problems import SpecError
 from outlast.spec import JobSpec
 from outlast.spec.message import struct_of
 from outlast.specfile import SpecFileError, parse_document
-from outlast.speedscope import own_shares
 from outlast.trace.heat import Measure
 from outlast.v1 import common_pb2, diagnostics_pb2, jobs_pb2, ranks_pb2
 
@@ -50,9 +48,7 @@ _MOST_JOBS = 1000
 _MOST_POINTS = 20_000
 _MOST_ROWS, _MOST_TRACKS = 10_000, 256
 _LOG_BYTES = range(1, 16 << 20)
-_PROFILE_SECONDS, _PROFILE_RATE = range(1, 61), 100
-# A node has half a minute more than the recording to answer.
-_PROFILE_ANSWER_S = 45.0
+_PROFILE_SECONDS = range(1, 61)
 _STEPS = range(2**53)
 
 
@@ -206,19 +202,14 @@ class Api:
 
     async def _profile(self, request: Request) -> Response:
         given = request.query_params
-        check_names("parameter", given, ("rank", "seconds"))
+        check_names("parameter", given, ("rank", "seconds", "beside"))
         seconds = whole_number(given, "seconds", 5, _PROFILE_SECONDS)
-        asked = ranks_pb2.RecordProfileRequest(
-            job_id=request.path_params["job_id"],
-            rank=whole_number(given, "rank", 0, range(2**31)),
-            seconds=seconds,
-            rate=_PROFILE_RATE,
-        )
-        answer = await self._gateway.call(
-            method("Ranks/RecordProfile"), asked, timeout_s=seconds + _PROFILE_ANSWER_S
-        )
-        assert isinstance(answer, ranks_pb2.RecordProfileResponse)
-        return JSONResponse(await run_in_threadpool(_profile, answer))
+        rank = whole_number(given, "rank", 0, range(2**31))
+        beside: int | str | None = given.get("beside")
+        if beside not in (None, PEER):
+            beside = whole_number(given, "beside", 0, range(2**31))
+        job_id = request.path_params["job_id"]
+        return JSONResponse(await profile(self._gateway, job_id, rank, seconds, beside))
 
     async def _logs(self, request: Request) -> Response:
         asked = _logs_request(request, follow=False)
@@ -301,21 +292,6 @@ def _logs_request(request: Request, *, follow: bool) -> jobs_pb2.LogsRequest:
     if "rank" in given:
         asked.rank = whole_number(given, "rank", 0, range(2**31))
     return asked
-
-
-def _profile(answer: ranks_pb2.RecordProfileResponse) -> dict[str, Any]:
-    document = json.loads(gzip.decompress(answer.speedscope))
-    shares = own_shares(document)
-    functions = [
-        {"name": place.name, "file": place.file, "share": shares[place]}
-        for place in sorted(shares, key=lambda each: -shares[each])
-    ]
-    return {
-        "node": answer.node,
-        "attempt": answer.attempt,
-        "functions": functions,
-        "speedscope": document,
-    }
 
 
 def _job_events(message: Message) -> Iterator[Event]:

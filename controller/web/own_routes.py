@@ -230,14 +230,24 @@ OWN = (
         verb="GET",
         path="/jobs/{job_id}/profile",
         what="Where a rank is in the next `seconds`: the share of its main thread's time that each "
-        "function itself has, and the recording as a document of speedscope.",
-        parameters={"rank": _INTEGER, "seconds": _INTEGER},
+        "function itself has, and the recording as a document of speedscope. `beside` records "
+        "another rank at the same time: its number, or `peer` for one of another replica that does "
+        "the same and takes the median time.",
+        parameters={"rank": _INTEGER, "seconds": _INTEGER, "beside": STRING},
         answer=_object(
             node=STRING,
             attempt=_INTEGER,
+            beside={
+                "anyOf": [_object(rank=_INTEGER, node=STRING, problem=STRING), {"type": "null"}]
+            },
             functions={
                 "type": "array",
-                "items": _object(name=STRING, file=STRING, share=_NUMBER),
+                "items": _object(
+                    name=STRING,
+                    file=STRING,
+                    share=_NUMBER,
+                    beside_share={"type": ["number", "null"]},
+                ),
             },
             speedscope={"type": "object"},
         ),

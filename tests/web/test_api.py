@@ -183,9 +183,10 @@ def test_stacks_and_a_profile_of_a_rank(tmp_path: Path) -> None:
         found = await got(client, f"/jobs/{job_id}/profile", rank=0, seconds=1)
         assert (found["node"], found["speedscope"]) == ("n0", document)
         assert found["functions"] == [
-            {"name": "step", "file": "b.py", "share": 0.75},
-            {"name": "main", "file": "a.py", "share": 0.25},
+            {"name": "step", "file": "b.py", "share": 0.75, "beside_share": None},
+            {"name": "main", "file": "a.py", "share": 0.25, "beside_share": None},
         ]
+        assert found["beside"] is None
         bench.agents[0].logs = agents_pb2.RankProfile(problem="py-spy: no").SerializeToString()
         for query, status, why in (
             ({"rank": 0}, 409, "rank 0 of .* has no profile: py-spy: no"),

@@ -146,6 +146,9 @@ def test_the_rank_that_holds_up_the_others_is_named(
     assert saved.value.suggested_filename == f"{job_id}-rank-1.speedscope.json"
     document = json.loads(saved.value.path().read_text())
     assert any("MainThread" in thread["name"] for thread in document["profiles"])
+    visit.page.get_by_role("button", name="Profile beside a peer").click()
+    visit.page.get_by_role("columnheader", name="Rank 0", exact=True).wait_for()
+    visit.shows("does the same in another replica")
     visit.is_fit_for_all()
 
 

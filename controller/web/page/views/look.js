@@ -6,10 +6,12 @@ import { Failure, html, Table, useState } from "/page/ui.js";
 const SECONDS = 5;
 const MOST_FUNCTIONS = 12;
 
-const COLUMNS = [
-  { name: "Share", cell: (row) => `${(100 * row.share).toFixed(1)} %`, isNumber: true },
+const share = (value) => (value ? `${(100 * value).toFixed(1)} %` : "–");
+const columnsOf = (rank, beside) => [
+  { name: beside ? `Rank ${rank}` : "Share", cell: (row) => share(row.share), isNumber: true },
+  beside && { name: `Rank ${beside.rank}`, cell: (row) => share(row.beside_share), isNumber: true },
   { name: "Function", cell: (row) => html`<code>${row.name}</code> <span class="quiet">${row.file.split("/").pop()}</span>` },
-];
+].filter(Boolean);
 
 /** Have the browser save a document. */
 function save(document_, as) {
@@ -29,7 +31,10 @@ function Stacks({ found }) {
 
 function Profile({ found, name, rank }) {
   const file = `${name}-rank-${rank}.speedscope.json`;
-  return html`<${Table} caption="Where its main thread was" columns=${COLUMNS} rowKey=${(row) => row.name + row.file}
+  const beside = found.beside?.problem ? null : found.beside;
+  return html`${beside && html`<p>Rank ${beside.rank} on <b>${beside.node}</b> does the same in another replica. What differs is what this rank is slow or quick at; waiting counts as time.</p>`}
+    ${found.beside?.problem && html`<p class="late">Rank ${found.beside.rank} has no profile: ${found.beside.problem}</p>`}
+    <${Table} caption="Where its main thread was" columns=${columnsOf(rank, beside)} rowKey=${(row) => row.name + row.file}
       rows=${found.functions.slice(0, MOST_FUNCTIONS)} />
     <p><button class="link" onClick=${() => save(found.speedscope, file)}>Save for speedscope</button></p>`;
 }
@@ -48,7 +53,8 @@ export function Look({ name, rank }) {
   const isBusy = state.busy !== "";
   return html`<p>
       <button disabled=${isBusy} onClick=${() => ask("stacks", {})}>Stacks</button>${" "}
-      <button disabled=${isBusy} onClick=${() => ask("profile", { seconds: SECONDS })}>Profile for ${SECONDS} s</button>
+      <button disabled=${isBusy} onClick=${() => ask("profile", { seconds: SECONDS })}>Profile for ${SECONDS} s</button>${" "}
+      <button disabled=${isBusy} onClick=${() => ask("profile", { seconds: SECONDS, beside: "peer" })}>Profile beside a peer</button>
       ${isBusy && html`<span class="quiet" role="status"> ${state.busy === "stacks" ? "Reading…" : "Recording…"}</span>`}
     </p>
     <${Failure} error=${state.error} />
