@@ -201,13 +201,13 @@ def _build(options: Options, database: Database, reserve: Reserve) -> Controller
         parts=parts,
         journal=journal,
         server=Server(parts),
-        web=_web(parts, journal, metrics, is_open=options.is_http_open),
+        web=_web(parts, journal, metrics, options),
         effects=effects,
         metrics=metrics,
     )
 
 
-def _web(parts: Parts, journal: Journal, metrics: ControllerMetrics, *, is_open: bool) -> Web:
+def _web(parts: Parts, journal: Journal, metrics: ControllerMetrics, options: Options) -> Web:
     return Web(
         parts.service,
         journal,
@@ -216,7 +216,8 @@ def _web(parts: Parts, journal: Journal, metrics: ControllerMetrics, *, is_open:
         parts.callers,
         parts.audit,
         tls=parts.tls,
-        is_open=is_open,
+        plan_job=options.plan_job,
+        is_open=options.is_http_open,
     )
 
 

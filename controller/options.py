@@ -11,6 +11,7 @@ from controller.core.retention import Retention
 from controller.core.settings import Settings
 from controller.kube.config import KubeConfig
 from controller.notify.settings import NOBODY, Notify
+from controller.planner import PlanJob
 from outlast.channel import is_loopback
 from outlast.code.digest import DEFAULT_MAX_BYTES
 from outlast.startup import python_command
@@ -56,6 +57,8 @@ class Options:
     """Who is told of incidents and ends of jobs."""
     max_code_bytes: int = DEFAULT_MAX_BYTES
     """How large the archive of a job's code may be."""
+    plan_job: PlanJob | None = None
+    """For the page; the arithmetic is the trainer's, which a controller does not know by itself."""
     agent_command: tuple[str, ...] = python_command("controller.agent")
 
     def __post_init__(self) -> None:

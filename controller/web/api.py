@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from controller.planner import PlanJob
 from controller.web import openapi
 from controller.web.gateway import Gateway, RequestError
 from controller.web.login import LoginRoutes
@@ -29,6 +30,7 @@ from controller.web.parameters import (
     paged,
     whole_number,
 )
+from controller.web.plans import ASSUMED, Plans
 from controller.web.profiles import PEER, profile
 from controller.web.routes import CALLS, ROOT, Call, method
 from controller.web.streams import Event, Streams
@@ -56,9 +58,14 @@ class Api:
     """Answers below `/api/v1`."""
 
     def __init__(
-        self, gateway: Gateway, about: Callable[[], dict[str, Any]], logins: LoginRoutes
+        self,
+        gateway: Gateway,
+        about: Callable[[], dict[str, Any]],
+        logins: LoginRoutes,
+        plan_job: PlanJob | None = None,
     ) -> None:
         """`about` is what the controller says of itself."""
+        self._plans = Plans(plan_job)
         self._logins = logins
         self._gateway = gateway
         self._about = about
@@ -75,6 +82,7 @@ class Api:
             ("GET", "/jobs", self._jobs),
             ("POST", "/jobs", self._submit),
             ("POST", "/jobs/check", self._check),
+            ("POST", "/jobs/plan", self._plan),
             ("GET", "/jobs/{job_id}/curve", self._curve),
             ("GET", "/jobs/{job_id}/events", self._events),
             ("GET", "/jobs/{job_id}/heat-map", self._heat_map),
@@ -146,6 +154,13 @@ class Api:
     async def _check(self, request: Request) -> Response:
         asked = await _with_spec(request, jobs_pb2.CheckFitRequest, ())
         return JSONResponse(as_json(await self._gateway.call(method("Jobs/CheckFit"), asked)))
+
+    async def _plan(self, request: Request) -> Response:
+        body, document = await _spec_in(request, ASSUMED)
+        try:
+            return JSONResponse(await self._plans.plan(document, body))
+        except SpecError as error:
+            raise _wrong_spec(error) from error
 
     async def _curve(self, request: Request) -> Response:
         given = request.query_params
@@ -253,30 +268,43 @@ def _refusing(handler: Handler) -> Handler:
 async def _with_spec(
     request: Request, kind: Callable[..., Message], others: tuple[str, ...]
 ) -> Message:
-    """A request with the spec of a body, which is an object or the text of a file."""
+    """A request with the spec of a body."""
+    body, document = await _spec_in(request, others)
+    try:
+        return kind(
+            spec=struct_of(document), **{name: body[name] for name in others if name in body}
+        )
+    except TypeError as error:
+        raise RequestError(400, f"the body is not as it should be: {error}") from error
+    except SpecError as error:
+        raise _wrong_spec(error) from error
+
+
+async def _spec_in(
+    request: Request, others: tuple[str, ...]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A body and the spec in it, which is an object or the text of a file."""
     body = await json_body(request)
     check_names("field", body, ("spec", "text", *others))
     if ("spec" in body) == ("text" in body):
         raise RequestError(400, "the body has to have one of spec and text")
-    try:
-        document = body.get("spec")
-        if "text" in body:
+    document = body.get("spec")
+    if "text" in body:
+        try:
             read = parse_document(str(body["text"]), "the spec")
-            if read.problems:
-                raise SpecError(read.problems)
-            document = read.value
-        if not isinstance(document, dict):
-            raise RequestError(400, "the spec is no mapping of fields to values")
-        return kind(
-            spec=struct_of(document), **{name: body[name] for name in others if name in body}
-        )
-    except SpecFileError as error:
-        raise RequestError(400, str(error)) from error
-    except TypeError as error:
-        raise RequestError(400, f"the body is not as it should be: {error}") from error
-    except SpecError as error:
-        problems = tuple((each.field, each.message) for each in error.problems)
-        raise RequestError(400, "the job spec has a problem", fields=problems) from error
+        except SpecFileError as error:
+            raise RequestError(400, str(error)) from error
+        if read.problems:
+            raise _wrong_spec(SpecError(read.problems))
+        document = read.value
+    if not isinstance(document, dict):
+        raise RequestError(400, "the spec is no mapping of fields to values")
+    return body, document
+
+
+def _wrong_spec(error: SpecError) -> RequestError:
+    problems = tuple((each.field, each.message) for each in error.problems)
+    return RequestError(400, "the job spec has a problem", fields=problems)
 
 
 def _logs_request(request: Request, *, follow: bool) -> jobs_pb2.LogsRequest:

@@ -23,6 +23,7 @@ import outlast
 from controller.access.audit import Audit
 from controller.access.callers import Callers
 from controller.access.tls import ServerTls
+from controller.planner import PlanJob
 from controller.refusals import ReadOnlyError
 from controller.service import Service
 from controller.sessions.session import Sessions
@@ -53,6 +54,7 @@ class Web:
         audit: Audit,
         *,
         tls: ServerTls | None = None,
+        plan_job: PlanJob | None = None,
         is_open: bool = False,
     ) -> None:
         """`is_open`: the page answers others than this machine, too."""
@@ -64,7 +66,7 @@ class Web:
         self._server: _Server | None = None
         self._probed_s = -math.inf
         self._gateway = Gateway()
-        self._api = Api(self._gateway, self._about, LoginRoutes(callers, audit))
+        self._api = Api(self._gateway, self._about, LoginRoutes(callers, audit), plan_job)
         self.app = Starlette(
             routes=[
                 Route("/healthz", self._healthz),

@@ -69,6 +69,61 @@ JOB, REPORT = jobs_pb2.Job.DESCRIPTOR, common_pb2.StepReport.DESCRIPTOR
 _NUMBERS: Schema = {"type": "array", "items": {"type": ["number", "null"]}}
 _SPEC: Schema = {"type": "object", "description": f"A job spec: see {ROOT}/spec-schema."}
 _TEXT: Schema = {**STRING, "description": "A job spec as YAML or JSON, instead of `spec`."}
+PLAN = _object(
+    name=STRING,
+    layout=_object(**dict.fromkeys(("tp", "pp", "dp", "ep"), _INTEGER)),
+    **dict.fromkeys(
+        (
+            *("num_ranks", "nodes", "workers_per_node", "parameters", "tokens_per_step"),
+            *("total_tokens", "num_micro_batches", "node_host_memory_bytes", "standbys"),
+        ),
+        _INTEGER,
+    ),
+    **dict.fromkeys(("flops_per_token", "total_flops", "bubble"), _NUMBER),
+    stages={
+        "type": "array",
+        "items": _object(
+            **dict.fromkeys(
+                (
+                    *("stage", "parameters", "weights_bytes", "gradients_bytes"),
+                    *("optimizer_bytes", "activations_bytes", "buffers_bytes", "working_bytes"),
+                    *("host_slots_bytes", "host_memory_bytes", "host_slot_bytes"),
+                    *("device_bytes", "in_flight"),
+                ),
+                _INTEGER,
+            )
+        ),
+    },
+    communication=_object(
+        **dict.fromkeys(
+            (
+                *("tp_bytes", "pp_bytes", "dp_bytes", "ep_bytes", "embedding_bytes"),
+                "total_bytes",
+            ),
+            _INTEGER,
+        )
+    ),
+    projection={
+        "anyOf": [
+            _object(
+                device=STRING,
+                source=STRING,
+                memory_bytes={"type": ["integer", "null"]},
+                **dict.fromkeys(
+                    (
+                        *("peak_flops_per_s", "kernel_share", "link_bytes_per_s", "step_s"),
+                        *("compute_s", "bubble_s", "tp_exposed_s", "pp_exposed_s"),
+                        *("dp_exposed_s", "tokens_per_s", "mfu_full", "mfu_windowed"),
+                        *("tp_bytes_per_s", "pp_bytes_per_s", "dp_bytes_per_s"),
+                    ),
+                    _NUMBER,
+                ),
+            ),
+            {"type": "null"},
+        ]
+    },
+    warnings={"type": "array", "items": STRING},
+)
 _LOGS = {"rank": _INTEGER, "attempt": _INTEGER, "tail_bytes": _INTEGER}
 _COLUMNS = (
     *("step", "attempt", "loss", "grad_norm", "learning_rate"),
@@ -128,6 +183,30 @@ OWN = (
         what="How a job would fit the connected nodes. It starts nothing.",
         body={"type": "object", "properties": {"spec": _SPEC, "text": _TEXT}},
         answer=message(jobs_pb2.CheckFitResponse.DESCRIPTOR),
+    ),
+    Own(
+        verb="POST",
+        path="/jobs/plan",
+        what="What a job will need, as `outlast plan` says it: memory of a rank of each stage, "
+        "traffic, bubble, warnings, and with a `device` (one of `devices`, or its peak in FLOP/s) "
+        "the projected time of a step; `link` is what one rank sends over the network in a second "
+        "(25GB/s), `kernels` the share of its peak that matrix products reach (0.7). Null, with "
+        "the `reason`, for a script. It starts nothing.",
+        body={
+            "type": "object",
+            "properties": {
+                "spec": _SPEC,
+                "text": _TEXT,
+                "device": STRING,
+                "link": STRING,
+                "kernels": _NUMBER,
+            },
+        },
+        answer=_object(
+            plan={"anyOf": [PLAN, {"type": "null"}]},
+            reason=STRING,
+            devices={"type": "array", "items": STRING},
+        ),
     ),
     Own(
         verb="GET",

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from trainer.core.estimate import Plan
     from trainer.core.projection import Projection
 
+# One adapter of 200 Gbit/s for each device.
+DEFAULT_LINK = "25GB/s"
+# Of a device's peak, what large 16-bit matrix products come near to.
+DEFAULT_KERNELS = 0.7
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projected:

@@ -11,12 +11,14 @@ from outlast.cli.connect import where_nodes_are
 from outlast.cli.errors import CliError
 from outlast.cli.folders import DEFAULT_STATE_DIR
 from outlast.cli.options import Assignments, Controller, Json, SpecFile, StateDir
-from outlast.cli.plan_facts import estimate, plan_facts, project, projection_facts
-
-# One adapter of 200 Gbit/s for each device.
-DEFAULT_LINK = "25GB/s"
-# Of a device's peak, what large 16-bit matrix products come near to.
-DEFAULT_KERNELS = 0.7
+from outlast.cli.plan_facts import (
+    DEFAULT_KERNELS,
+    DEFAULT_LINK,
+    estimate,
+    plan_facts,
+    project,
+    projection_facts,
+)
 
 DeviceOption = Annotated[
     str,

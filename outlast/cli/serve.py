@@ -233,6 +233,7 @@ def _options(config: Path | None, **given: Any) -> Options:
     """What was given on the command line, and in the file."""
     from controller.config_file import read_or_default
     from controller.options import Options
+    from outlast.cli.plan_document import plan_document
 
     with bad_input():
         configuration = read_or_default(config)
@@ -242,6 +243,7 @@ def _options(config: Path | None, **given: Any) -> Options:
             max_code_bytes=configuration.max_code_bytes,
             notify=configuration.notify,
             settings=configuration.settings,
+            plan_job=plan_document,
         )
 
 
