@@ -26,11 +26,19 @@ def join_arguments(state_dir: Path) -> list[str]:
     return ["--join-token-file", str(token)] if token.exists() else []
 
 
-class Controller:
-    """`python -m controller` on a state directory."""
+PROGRAM = ("controller",)
+# As a person starts it, with local nodes.
+UP = ("outlast.cli.main", "up")
 
-    def __init__(self, state_dir: Path, *arguments: str) -> None:
+
+class Controller:
+    """A controller on a state directory; `program` is a module and its first arguments."""
+
+    def __init__(
+        self, state_dir: Path, *arguments: str, program: tuple[str, ...] = PROGRAM
+    ) -> None:
         self.state_dir = state_dir
+        self.program = program
         self.arguments = arguments
         self.process: subprocess.Popen[bytes] | None = None
         # A file: nobody reads while tests run, and a pipe that is full would hold the controller.
@@ -41,7 +49,9 @@ class Controller:
         self.stderr.parent.mkdir(parents=True, exist_ok=True)
         with self.stderr.open("ab") as log:
             self.process = subprocess.Popen(
-                command(self.state_dir, *self.arguments), cwd=ROOT, stderr=log
+                command(self.state_dir, *self.arguments, program=self.program),
+                cwd=ROOT,
+                stderr=log,
             )
         wait_for(lambda: self.file().get("pid") == self.pid, "it listens", lambda: self._check())
 
@@ -99,11 +109,12 @@ class Controller:
         self.process = None
 
 
-def command(state_dir: Path, *arguments: str) -> list[str]:
+def command(state_dir: Path, *arguments: str, program: tuple[str, ...] = PROGRAM) -> list[str]:
     """The command line of a controller on free ports."""
     ports = () if "--grpc" in arguments else ("--grpc", "127.0.0.1:0")
     ports += () if "--http" in arguments else ("--http", "127.0.0.1:0")
-    return [sys.executable, "-m", "controller", "--state-dir", str(state_dir), *ports, *arguments]
+    options = ("--state-dir", str(state_dir), *ports, *arguments)
+    return [sys.executable, "-m", *program, *options]
 
 
 def refusal(state_dir: Path, *arguments: str) -> str:
@@ -123,9 +134,11 @@ def refusal(state_dir: Path, *arguments: str) -> str:
 
 
 @contextmanager
-def controller(state_dir: Path, *arguments: str) -> Iterator[Controller]:
+def controller(
+    state_dir: Path, *arguments: str, program: tuple[str, ...] = PROGRAM
+) -> Iterator[Controller]:
     """A controller that listens; whatever it started is gone after the block."""
-    it = Controller(state_dir, *arguments)
+    it = Controller(state_dir, *arguments, program=program)
     it.start()
     try:
         yield it

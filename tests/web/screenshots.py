@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.controller.processes import ROOT, Controller, controller
+from tests.controller.processes import ROOT, UP, Controller, controller
 from tests.e2e.cluster import Cluster
 from tests.e2e.throttled import throttled
 from tests.web.browser import Visit, browser
@@ -47,11 +47,11 @@ def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "pictures"
     wanted = SHOWN if len(sys.argv) == 1 else None
     folder.mkdir(parents=True, exist_ok=True)
-    options = ("--local-nodes", "4", "--standby", "1", "--workers-per-node", "2")
+    options = ("--nodes", "4", "--standby", "1", "--workers-per-node", "2")
     with (
         tempfile.TemporaryDirectory(prefix="outlast-page-") as name,
         browser() as chromium,
-        controller(Path(name) / "state", *options) as running,
+        controller(Path(name) / "state", *options, program=UP) as running,
     ):
         _take_all(chromium, running, folder, wanted)
 
@@ -70,6 +70,7 @@ def _take_all(
         "jobs": "/jobs",
         "job": f"/jobs/{job_id}",
         "nodes": "/nodes",
+        "node": "/nodes/node-0",
         "incidents": "/incidents",
         "incident": f"/incidents/{job_id}.i1",
         "submit": "/submit",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.controller.access.certificates import tokens_file
-from tests.controller.processes import Controller, controller
+from tests.controller.processes import UP, Controller, controller
 from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.throttled import throttled
 from tests.web.browser import Visit, browser
@@ -54,8 +54,8 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def running(chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
     folder = tmp_path_factory.mktemp("page")
-    options = ("--local-nodes", "2", "--standby", "1", "--workers-per-node", "1")
-    with controller(folder / "state", *options) as found:
+    options = ("--nodes", "2", "--standby", "1", "--workers-per-node", "1")
+    with controller(folder / "state", *options, program=UP) as found:
         Cluster(found.state_dir, lambda: found.grpc).wait_nodes(3)
         yield found
 
@@ -66,10 +66,16 @@ def job_id(chromium: Any, running: Controller) -> str:
     visit = Visit(chromium, base_of(running))
     visit.open("/submit")
     spec = visit.page.get_by_label("Job spec")
-    spec.fill("steps: -1")
+    spec.fill("name: seen\nsteps: -1")
     visit.shows("is -1; allowed: a whole number, 1 or more")
+    visit.page.get_by_role("list", name="Lines with problems").get_by_text("line 2").click()
+    assert visit.page.evaluate("String(getSelection())") == "steps: -1"
     spec.fill(SPEC)
     visit.shows("The spec is right.")
+    visit.page.get_by_role("region", name="Memory of one rank").get_by_text("KiB").first.wait_for()
+    visit.page.get_by_label("Projected on").select_option("h100")
+    visit.shows("A step on h100")
+    visit.shows("sent by the busiest rank")
     visit.page.get_by_role("button", name="Submit").click()
     visit.page.wait_for_url(re.compile("/jobs/seen-"))
     visit.shows("RUNNING")

@@ -1,7 +1,9 @@
 // A job spec, checked while it is written.
 
-import { post } from "/page/api.js";
+import { get, post } from "/page/api.js";
 import { Failure, html, navigate, useEffect, useState } from "/page/ui.js";
+import { Editor, placed } from "/page/views/editor.js";
+import { Plan } from "/page/views/plan.js";
 
 const EXAMPLE = `name: my-job
 steps: 200
@@ -14,20 +16,39 @@ resources: {workers_per_node: 2}
 const CHECK_AFTER_MS = 400;
 const KEPT = "outlast-spec";
 
+/** The JSON schema of specs; null while it is not there, which the editor works without. */
+function useSchema() {
+  const [state, setState] = useState({ schema: null, isRead: false });
+  useEffect(() => {
+    get(["spec-schema"])
+      .then((schema) => setState({ schema, isRead: true }))
+      .catch(() => setState({ schema: null, isRead: true }));
+  }, []);
+  return state;
+}
+
 export function SubmitView() {
   const [text, setText] = useState(sessionStorage.getItem(KEPT) ?? EXAMPLE);
+  const { schema, isRead } = useSchema();
   const [fit, setFit] = useState(null);
+  // The text that `fit` is of.
+  const [rightText, setRightText] = useState("");
   const [error, setError] = useState(null);
   const [isBusy, setBusy] = useState(false);
+  const show = (found, failure) => {
+    setFit(found);
+    setError(failure);
+    setRightText(found ? text : "");
+  };
   useEffect(() => {
     sessionStorage.setItem(KEPT, text);
     let isOver = false;
     const timer = setTimeout(async () => {
       try {
         const found = await post(["jobs", "check"], { text });
-        if (!isOver) [setFit, setError].forEach((set, index) => set([found, null][index]));
+        if (!isOver) show(found, null);
       } catch (failure) {
-        if (!isOver) [setFit, setError].forEach((set, index) => set([null, failure][index]));
+        if (!isOver) show(null, failure);
       }
     }, CHECK_AFTER_MS);
     return () => {
@@ -46,11 +67,9 @@ export function SubmitView() {
     }
     setBusy(false);
   };
-  const lines = Math.max(16, text.split("\n").length + 1);
   return html`<h1>Submit a job</h1>
-    <label for="spec">Job spec (YAML)</label>
-    <textarea id="spec" rows=${lines} spellcheck="false" value=${text} aria-describedby="verdict"
-      onInput=${(event) => setText(event.target.value)}></textarea>
+    <${Editor} text=${text} onText=${setText} schema=${schema} isRead=${isRead}
+      problems=${placed(error, fit?.problems ?? [], text)} />
     <div id="verdict" aria-live="polite">
       <${Failure} error=${error} />
       ${fit && html`<div class=${fit.problems.length ? "failure" : "fine"}>
@@ -59,6 +78,7 @@ export function SubmitView() {
         ${fit.problems.map((each) => html`<p><code>${each.field}</code> ${each.description}</p>`)}
       </div>`}
     </div>
+    <${Plan} text=${rightText} />
     <div class="actions"><button class="first" disabled=${isBusy || fit === null} onClick=${submit}>
       ${isBusy ? "Submitting…" : "Submit"}
     </button></div>`;
