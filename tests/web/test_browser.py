@@ -304,6 +304,7 @@ def test_a_person_logs_in_and_out_with_a_token(chromium: Any, tmp_path: Path) ->
         # The page that was asked for, to who has logged in; also after it is opened anew.
         visit.page.get_by_role("heading", name="Nodes").wait_for()
         visit.shows("vera (viewer)")
+        visit.shows("to cordon, drain or check nodes takes an operator")
         visit.complaints.clear()
         visit.open("/jobs")
         visit.shows("vera (viewer)")

@@ -15,7 +15,7 @@ const HISTORY_S = 10;
 function Tiles({ node }) {
   const { capacity } = node;
   return html`<dl class="tiles">
-    <${Tile} label="Job" value=${node.job_id ? html`<${Link} to="/jobs/${node.job_id}">${node.job_id}<//>` : "none"} detail="${count(node.workers)} worker places" />
+    <${Tile} label="Job" value=${node.job_id ? html`<${Link} to="/jobs/${node.job_id}">${node.job_id}<//>` : "none"} detail="worker places: ${count(node.workers)}" />
     <${Tile} label="Heard" value=${heardOf(node)} detail=${node.address} />
     <${Tile} label="Devices" value=${devicesOf(node)} detail=${capacity?.gpus ? `${bytes(capacity.gpu_memory_bytes)} each` : ""} />
     <${Tile} label="CPUs" value=${count(capacity?.cpus)} />

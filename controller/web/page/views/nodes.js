@@ -90,7 +90,7 @@ function SparePool({ states }) {
     <p class="quiet">${nodes.length === 0
       ? "No warm spares: no job at work asks for one (resources.standby), or none is checked yet."
       : `${count(states[SPARE] ?? nodes.length)} checked and held ready for a job that loses a node.`}
-      ${" "}${count(free)} more ${free === 1 ? "node is" : "nodes are"} free.</p>
+      ${" "}Free besides: ${count(free)}.</p>
     ${nodes.length > 0 && html`<${Table} caption="Spare pool" columns=${SPARE_COLUMNS} rows=${nodes} rowKey=${(node) => node.node_id} />`}
   </section>`;
 }
@@ -113,13 +113,13 @@ export function NodesView() {
   const all = { name: "Diagnose all", run: () => diagnosis.begin([], "preflight"), ask: "Check every connected node? Nodes that train are slowed down." };
   return html`<div class="head"><h1>Nodes</h1>${operator?.may && value?.num_nodes > 0 && html`<${Actions} actions=${[all]} />`}</div>
     <${Failure} error=${error} />
+    <${NotOperator} operator=${operator} />
     ${value === null && !error && html`<${Loading} />`}
     ${value?.num_nodes === 0 && html`<${Empty} title="No nodes yet">
       A node joins when its agent starts: <code>outlast agent</code>.
     <//>`}
     ${diagnosis.started && html`<${Diagnosis} started=${diagnosis.started} onClose=${diagnosis.close} />`}
     ${value?.num_nodes > 0 && html`<${Summary} states=${value.states} shown=${shown} onShow=${show} />
-      <${NotOperator} operator=${operator} />
       <${Table} caption="Nodes" columns=${columns} rows=${value.nodes} rowKey=${(node) => node.node_id} />
       <${Pages} pages=${pages} next=${value.next} label="nodes" />
       <${SparePool} states=${value.states} />`}`;

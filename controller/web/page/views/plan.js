@@ -52,7 +52,7 @@ function Found({ plan }) {
   return html`${plan.warnings.map((warning) => html`<p class="late">${warning}</p>`)}
     <dl class="tiles">
       <${Tile} label="Ranks" value=${count(plan.num_ranks)} detail=${degrees.map((name) => `${name} ${layout[name]}`).join(" × ")} />
-      <${Tile} label="Nodes" value=${count(plan.nodes)} detail="${count(plan.workers_per_node)} ranks each; ${count(plan.standbys)} spares would do on 99 of 100 days" />
+      <${Tile} label="Nodes" value=${count(plan.nodes)} detail="ranks on each: ${count(plan.workers_per_node)}; recommended spares: ${count(plan.standbys)}" />
       <${Tile} label="Parameters" value=${short(plan.parameters)} />
       <${Tile} label="Tokens a step" value=${count(plan.tokens_per_step)} detail="${count(plan.num_micro_batches)} micro-batches; ${short(plan.total_tokens)} in all" />
       <${Tile} label="Compute" value="${short(plan.total_flops)}FLOP" detail="${short(plan.flops_per_token)}FLOP a token" />
