@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from controller.core.changes import State
@@ -12,7 +13,7 @@ from controller.diagnosis.runs import DiagnosticRuns, NodeBusyError, new_run_id
 from controller.grpc_errors import Context, bad_field, not_found, refused
 from controller.service import Service
 from controller.sessions.session import Sessions
-from controller.store.diagnoses import MAX_KEPT
+from controller.store.diagnoses import MAX_KEPT, parse
 from diagnostics.core.plans import SUITES
 from outlast.ids import JobId, NodeId
 from outlast.v1 import diagnostics_pb2
@@ -100,19 +101,21 @@ class DiagnosticsService(DiagnosticsServicer):
         """The runs that are kept, newest first; or a page of those that checked a node."""
         if request.newest < 0:
             await bad_field(context, "newest", f"is {request.newest}; allowed: 0 or more")
-        runs = self._runs.kept.list()
-        if request.node:
-            runs = [run for run in runs if request.node in run.nodes]
+        documents = self._runs.kept.documents(request.node)
+        ids = list(documents)
         if request.after:
-            ids = [run.run_id for run in runs]
-            if request.after not in ids:
+            if request.after not in documents:
                 await bad_field(
                     context, "after", f"is {request.after!r}, which is no run of the list"
                 )
-            runs = runs[ids.index(request.after) + 1 :]
-        page = runs[: request.newest or None]
+            ids = ids[ids.index(request.after) + 1 :]
+        page = ids[: request.newest or None]
+        runs = await asyncio.to_thread(lambda: [parse(documents[run_id]) for run_id in page])
+        if request.node:
+            # Its name may be a word that a document has for something else.
+            runs = [run for run in runs if request.node in run.nodes]
         return diagnostics_pb2.ListDiagnosticsResponse(
-            runs=page, next=page[-1].run_id if len(page) < len(runs) else ""
+            runs=runs, next=page[-1] if len(page) < len(ids) else ""
         )
 
     async def GetDiagnostics(
