@@ -34,6 +34,8 @@ from controller.store.curves import Curves
 from controller.store.database import Database
 from controller.store.diagnoses import Diagnoses
 from controller.store.journal import Journal
+from controller.store.trends import TrendStore
+from controller.trends.watch import TrendWatch
 from outlast.clock import SystemClock
 from outlast.ids import NodeId
 
@@ -81,6 +83,7 @@ class Bench:
     sessions: Sessions
     effects: Effects
     counters: Counters
+    trends: TrendWatch
     # Nodes with the ids and kinds of what they were told, and the bytes of each message.
     commands: list[tuple[NodeId, str, str]]
     sent: list[int]
@@ -155,6 +158,7 @@ def _made(folder: Path, database: Database) -> Bench:
         sessions=sessions,
         effects=effects,
         counters=counters,
+        trends=TrendWatch(service, edge, TrendStore(database)),
         commands=told,
         sent=sent,
     )

@@ -152,6 +152,7 @@ class _Life:
         self._others = [
             asyncio.create_task(keeper.run(), name="retention"),
             asyncio.create_task(notifier.run(), name="notifications"),
+            asyncio.create_task(self._controller.parts.trends.run(), name="trends"),
             stopped,
         ]
         if self._cluster is not None:

@@ -34,6 +34,8 @@ from controller.store.database import Database
 from controller.store.diagnoses import Diagnoses
 from controller.store.journal import Journal
 from controller.store.reserve import Reserve
+from controller.store.trends import TrendStore
+from controller.trends.watch import TrendWatch
 from controller.web.app import Web
 from controller.web.metrics import ControllerMetrics
 from controller.web.metrics.sources import Sources
@@ -193,6 +195,7 @@ def _build(options: Options, database: Database, reserve: Reserve) -> Controller
         code=CodeStore(options.state_dir / "code", options.max_code_bytes),
         callers=Callers(options.tokens_file, certificates=options.client_certificates),
         audit=Audit(options.state_dir),
+        trends=TrendWatch(service, edge, TrendStore(database)),
         tls=None if options.tls_dir is None else ServerTls(options.tls_dir),
         join_token_file=options.token_file,
     )
@@ -230,4 +233,5 @@ def _sources(parts: Parts, effects: Effects, clock: SteadyClock) -> Sources:
         counters=parts.counters,
         incoming=parts.incoming,
         clock=clock,
+        trends=parts.trends,
     )

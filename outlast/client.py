@@ -37,6 +37,7 @@ from outlast.v1 import (
     jobs_pb2,
     nodes_pb2,
     ranks_pb2,
+    trends_pb2,
 )
 from outlast.v1.access_pb2_grpc import AccessStub
 from outlast.v1.code_pb2_grpc import CodeStub
@@ -45,6 +46,7 @@ from outlast.v1.incidents_pb2_grpc import IncidentsStub
 from outlast.v1.jobs_pb2_grpc import JobsStub
 from outlast.v1.nodes_pb2_grpc import NodesStub
 from outlast.v1.ranks_pb2_grpc import RanksStub
+from outlast.v1.trends_pb2_grpc import TrendsStub
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 # A busy controller answers in milliseconds; one that does not answer for so long is away.
@@ -98,6 +100,7 @@ class Client:
         self._incidents = IncidentsStub(self._channel)
         self._ranks = RanksStub(self._channel)
         self._diagnostics = DiagnosticsStub(self._channel)
+        self._trends = TrendsStub(self._channel)
 
     def __enter__(self) -> Client:
         return self
@@ -344,6 +347,10 @@ class Client:
         """One incident."""
         request = incidents_pb2.GetIncidentRequest(incident_id=incident_id)
         return self._call(self._incidents.GetIncident, request).incident
+
+    def trends(self, job_id: str) -> trends_pb2.JobTrends:
+        """What days and weeks of a job show."""
+        return self._call(self._trends.GetJobTrends, trends_pb2.GetJobTrendsRequest(job_id=job_id))
 
     def diagnose(
         self, nodes: Sequence[str] = (), *, job_id: str = "", suite: str = "preflight"

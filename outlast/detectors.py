@@ -76,6 +76,13 @@ class DetectorsSpec(Section):
         description="Tokens per second, and so MFU, far below the best that the job has shown with "
         "as many ranks. act: it is stopped gracefully, and all of its nodes are checked.",
     )
+    trends: Literal["off", "log"] = Field(
+        "log",
+        description="What weeks of steps show: MFU that declines by over 5 % a week, steps that "
+        "are slower at a regular period and cost over 2 % of the time, replicas that enter their "
+        "common operations further and further apart. `outlast trends` shows all of it in any "
+        "mode.",
+    )
     host_memory: Mode = Field(
         "log",
         description="A node's memory is nearly used up, or its kernel killed a process. act: as "

@@ -66,6 +66,7 @@ async def _scrape(folder: Path, num_nodes: int, rounds: int) -> dict[str, Any]:
                 counters=bench.counters,
                 incoming=Incoming(bench.service.state),
                 clock=SteadyClock(),
+                trends=bench.trends,
             )
         )
         in_loop, beside, nbytes = [], [], 0

@@ -68,6 +68,8 @@ RULES: Mapping[str, Rule] = {
                 "Nodes/ListNodes",
                 "Ranks/ListRanks",
                 "Ranks/ReadTimes",
+                "Trends/GetJobTrends",
+                "Trends/ListNodeStatistics",
             ),
         ),
         (Rule(role=Role.SUBMITTER), ("Code/FindCode",)),

@@ -28,6 +28,7 @@ from controller.rpc.incidents import IncidentsService
 from controller.rpc.jobs import JobsService
 from controller.rpc.nodes import NodesService
 from controller.rpc.ranks import RanksService
+from controller.rpc.trends import TrendsService
 from controller.service import Service
 from controller.sessions.admission import Admission
 from controller.sessions.agents import AgentsService
@@ -35,6 +36,7 @@ from controller.sessions.incoming import Incoming
 from controller.sessions.logs import LogQueries
 from controller.sessions.session import Sessions
 from controller.store.code import CodeStore
+from controller.trends.watch import TrendWatch
 from outlast.clock import Clock
 from outlast.v1 import (
     access_pb2,
@@ -45,6 +47,7 @@ from outlast.v1 import (
     jobs_pb2,
     nodes_pb2,
     ranks_pb2,
+    trends_pb2,
 )
 from outlast.v1.access_pb2_grpc import add_AccessServicer_to_server
 from outlast.v1.code_pb2_grpc import add_CodeServicer_to_server
@@ -53,6 +56,7 @@ from outlast.v1.incidents_pb2_grpc import add_IncidentsServicer_to_server
 from outlast.v1.jobs_pb2_grpc import add_JobsServicer_to_server
 from outlast.v1.nodes_pb2_grpc import add_NodesServicer_to_server
 from outlast.v1.ranks_pb2_grpc import add_RanksServicer_to_server
+from outlast.v1.trends_pb2_grpc import add_TrendsServicer_to_server
 
 # The inventory of a node with many dead workers carries a traceback of each. What is taken from
 # agents before they are known is less: see `admission`.
@@ -94,6 +98,7 @@ class Parts:
     code: CodeStore
     callers: Callers
     audit: Audit
+    trends: TrendWatch
     # None: in clear text.
     tls: ServerTls | None = None
     # What agents must show to be let in; None when nobody is asked.
@@ -137,6 +142,7 @@ class Server:
         add_RanksServicer_to_server(RanksService(service, parts.edge, logs), self._server)
         diagnostics = DiagnosticsService(service, sessions, runs)
         add_DiagnosticsServicer_to_server(diagnostics, self._server)
+        add_TrendsServicer_to_server(TrendsService(service, parts.trends, runs), self._server)
         # The stubs do not know its asyncio half.
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -217,6 +223,7 @@ def _service_names() -> list[str]:
         jobs_pb2,
         nodes_pb2,
         ranks_pb2,
+        trends_pb2,
     )
     return [
         service.full_name for file in files for service in file.DESCRIPTOR.services_by_name.values()

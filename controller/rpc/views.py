@@ -157,7 +157,7 @@ def _brief_incident(incident: IncidentRecord, now_s: float) -> incidents_pb2.Inc
         diagnostic_run=incident.search,
         count=incident.count,
         last_s=incident.last_s,
-        is_note=_is_note(incident),
+        is_note=is_note(incident),
         seconds={str(part): seconds for part, seconds in parts.items() if seconds > 0},
     )
 
@@ -211,7 +211,8 @@ def _plain(value: struct_pb2.Value) -> object:
             return None
 
 
-def _is_note(incident: IncidentRecord) -> bool:
+def is_note(incident: IncidentRecord) -> bool:
+    """Whether a detector only logs it: nothing was stopped."""
     signs = incident.evidence
     is_logged = bool(signs) and signs[0].kind is EvidenceKind.DETECTED
     return is_logged and incident.action is None and incident.state in _OF_NOTES

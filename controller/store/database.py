@@ -130,6 +130,44 @@ DIAGNOSIS_FINDINGS = sa.Table(
     sa.Column("run", sa.LargeBinary, nullable=False),
 )
 
+# Of each job's steps by hour, attempt and layout, for months; and up to which row of `steps` and
+# which hour they have been put together.
+HOURS = sa.Table(
+    "hours",
+    METADATA,
+    sa.Column("job_id", sa.Text, primary_key=True),
+    sa.Column("begun_s", sa.Double, primary_key=True),
+    sa.Column("attempt", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("layout", sa.Text, nullable=False),
+    sa.Column("num_steps", sa.BigInteger, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("seconds", sa.Double, nullable=False),
+    sa.Column("step_s", sa.Double, nullable=False),
+    sa.Column("spread_s", sa.Double),
+    sa.Column("late_s", sa.Double),
+)
+HOURS_READ = sa.Table(
+    "hours_read",
+    METADATA,
+    sa.Column("job_id", sa.Text, primary_key=True),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("until_s", sa.Double, nullable=False),
+)
+
+# What each node was like among those of its jobs, by day: sums over the windows of the day.
+NODE_DAYS = sa.Table(
+    "node_days",
+    METADATA,
+    sa.Column("node_id", sa.Text, primary_key=True),
+    sa.Column("day", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("num_windows", sa.BigInteger, nullable=False),
+    sa.Column("num_slowest", sa.BigInteger, nullable=False),
+    sa.Column("expected_slowest", sa.Double, nullable=False),
+    sa.Column("ratios", sa.Double, nullable=False),
+    sa.Column("lasts", sa.Double, nullable=False),
+    sa.Column("service_s", sa.Double, nullable=False),
+)
+
 # What healthy measurements between nodes were worth.
 FLEET_BASELINES = sa.Table(
     "fleet_baselines",

@@ -14,13 +14,22 @@ from outlast.v1 import (
     jobs_pb2,
     nodes_pb2,
     ranks_pb2,
+    trends_pb2,
 )
 
 ROOT = "/api/v1"
 
 _SERVICES = {
     name: service
-    for file in (access_pb2, diagnostics_pb2, incidents_pb2, jobs_pb2, nodes_pb2, ranks_pb2)
+    for file in (
+        access_pb2,
+        diagnostics_pb2,
+        incidents_pb2,
+        jobs_pb2,
+        nodes_pb2,
+        ranks_pb2,
+        trends_pb2,
+    )
     for name, service in file.DESCRIPTOR.services_by_name.items()
 }
 
@@ -85,6 +94,17 @@ CALLS = (
         "What each rank was last heard to do; up to 4,096 from `first` on.",
         first="first",
         most="most",
+    ),
+    _get(
+        "/jobs/{job_id}/trends",
+        "Trends/GetJobTrends",
+        "How MFU, periodic stalls and late launches have changed over days and weeks.",
+    ),
+    _get(
+        "/node-statistics",
+        "Trends/ListNodeStatistics",
+        "How each node compared with its peers over some days.",
+        days="days",
     ),
     _get(
         "/incidents",

@@ -19,6 +19,7 @@ from outlast.cli.stacks import stacks
 from outlast.cli.submit import submit
 from outlast.cli.trace import trace
 from outlast.cli.track import track
+from outlast.cli.trends import trends
 from outlast.cli.watch import watch
 from outlast.durations import duration
 
@@ -32,7 +33,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands about jobs, in the order in which `--help` lists them."""
     app.command()(submit)
     app.command("jobs")(list_jobs)
-    shown = (status, watch, logs, curve, track, trace, stacks, profile)
+    shown = (status, watch, logs, curve, trends, track, trace, stacks, profile)
     for command in (*shown, cancel, pause, resume):
         app.command()(command)
 

@@ -12,10 +12,19 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import Metric
 
 from controller.families import Distribution, Family
-from controller.web.metrics import checkpoints, checks, fleet, incidents, itself, jobs, training
+from controller.web.metrics import (
+    checkpoints,
+    checks,
+    fleet,
+    incidents,
+    itself,
+    jobs,
+    training,
+    trends,
+)
 from controller.web.metrics.sources import Sources
 
-_SUBJECTS = (jobs, training, checkpoints, incidents, fleet, checks)
+_SUBJECTS = (jobs, training, checkpoints, incidents, fleet, checks, trends)
 FAMILIES: tuple[Family, ...] = (
     *itself.FAMILIES,
     *(family for subject in _SUBJECTS for family in subject.FAMILIES),

@@ -12,6 +12,7 @@ from controller.effects import Effects
 from controller.service import Service
 from controller.sessions.incoming import Incoming
 from controller.sessions.session import Sessions
+from controller.trends.watch import TrendWatch
 
 # Long enough for any scraper to see how a job ended.
 ENDED_JOBS_S = 3_600.0
@@ -28,6 +29,7 @@ class Sources:
     counters: Counters
     incoming: Incoming
     clock: SteadyClock
+    trends: TrendWatch
 
     def shown_jobs(self) -> list[JobRecord]:
         """Jobs that have series: all but those that ended a while ago, so that a
