@@ -23,6 +23,7 @@ from controller.store.trends import DAY_S, PAGE_ROWS, TrendStore
 from controller.trends.sampling import Window, begin_window, gather, layout_of
 from diagnostics.core.history import HOUR_S, MOST_HOURS, History, Hour, findings, history
 from diagnostics.core.hours import HourTable, StepFigures
+from diagnostics.core.launches import Launches
 from diagnostics.core.node_days import NodeDay, of_window
 from diagnostics.core.periods import periodic_stalls, step_times
 from outlast.ids import JobId, NodeId
@@ -37,6 +38,8 @@ _LEAST_SAMPLES = 10
 STALL_STEPS = 10_000
 # What was found is over when so many looks have not found it.
 _CALM_LOOKS = 3
+# Written at once, some milliseconds of the loop.
+_NODES_AT_ONCE = 256
 # Between pages: a job of a million steps must not hold up heartbeats.
 _PAUSE_S = 0.005
 # A report of now, for whoever asks.
@@ -102,9 +105,9 @@ class TrendWatch:
             if window is not None and (
                 window.attempt != job.attempt or now_s - window.begun_s >= WINDOW_S
             ):
-                self._end_window(seen)
+                await self._end_window(seen)
             if seen.window is None:
-                seen.window = begin_window(job, now_s)
+                seen.window = await asyncio.to_thread(begin_window, job, now_s)
             window, sample = seen.window, await gather(job, self._edge)
             await asyncio.to_thread(window.launches.add, sample)
             if window.last_s is not None:
@@ -134,7 +137,11 @@ class TrendWatch:
         for job in self._running():
             found = await self.report(job.job_id, fresh_s=0.0)
             self._note(job, found)
-        self.newest_node_days = self.node_days()
+        days = self.node_days()
+        nodes = self._service.state.nodes
+        self.newest_node_days = {node: day for node, day in days.items() if node in nodes}
+        for node in days.keys() - nodes.keys():
+            self._store.forget_node(node)
 
     async def report(self, job_id: JobId, *, fresh_s: float = _FRESH_S) -> History:
         """What a job's past shows, at most so old."""
@@ -176,24 +183,25 @@ class TrendWatch:
         is_over = job is None or job.state in TERMINAL
         window = seen.window
         if window is not None and (job is None or is_over or job.attempt != window.attempt):
-            self._end_window(seen)
+            await self._end_window(seen)
         hours, until = seen.hours.close(self._service.now_s, is_last=is_over)
         if hours and job is not None:
             self._store.put_hours(job_id, hours, until)
         if is_over:
             del self._seen[job_id]
 
-    def _end_window(self, seen: _Seen) -> None:
+    async def _end_window(self, seen: _Seen) -> None:
         window, seen.window = seen.window, None
         assert window is not None
-        is_known = window.num_samples >= _LEAST_SAMPLES
-        launches = window.launches.launches() if is_known else None
+        launches, days = await asyncio.to_thread(_of_window, window)
         if launches is not None:
             seen.hours.seen(window.begun_s, window.attempt, launches)
-        works = window.launches.nodes() if is_known and len(window.nodes) > 1 else {}
-        days = {node: of_window(works.get(node), window.service_s) for node in window.nodes}
-        if not self._service.read_only:
-            self._store.add_days(days, int(window.begun_s // DAY_S))
+        nodes = list(days)
+        for first in range(0, len(nodes), _NODES_AT_ONCE):
+            some = {node: days[node] for node in nodes[first : first + _NODES_AT_ONCE]}
+            if not self._service.read_only:
+                self._store.add_days(some, int(window.begun_s // DAY_S))
+            await asyncio.sleep(0)
 
     def _note(self, job: JobRecord, found: History) -> None:
         """Open a note for what is found, and close it when it is not any more."""
@@ -245,6 +253,14 @@ def known_periods(job: JobRecord) -> dict[str, int]:
         "checkpoint.memory_interval_steps": spec.checkpoint.memory_interval_steps,
         "eval.interval_steps": spec.eval.interval_steps or 0,
     }
+
+
+def _of_window(window: Window) -> tuple[Launches | None, dict[NodeId, NodeDay]]:
+    if window.num_samples < _LEAST_SAMPLES:
+        return None, {node: of_window(None, window.service_s) for node in window.nodes}
+    works = window.launches.nodes() if len(window.nodes) > 1 else {}
+    days = {node: of_window(works.get(node), window.service_s) for node in window.nodes}
+    return window.launches.launches(), days
 
 
 def _history(hours: Iterable[Hour], rows: Iterable[StepFigures]) -> History:
