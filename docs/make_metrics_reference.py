@@ -15,7 +15,7 @@ from controller.agent.observe.metrics import itself as agent
 from controller.families import Family
 from controller.kube import metrics as kube
 from controller.notify import metrics as notifications
-from controller.web.metrics import checkpoints, checks, fleet, incidents, jobs, training
+from controller.web.metrics import checkpoints, checks, fleet, incidents, jobs, training, trends
 from controller.web.metrics import itself as controller
 
 PAGE = Path(__file__).parent / "reference" / "metrics.md"
@@ -57,6 +57,7 @@ def page() -> str:
                 ("Incidents", incidents),
                 ("Nodes", fleet),
                 ("Checks", checks),
+                ("Days and weeks", trends),
                 ("Kubernetes", kube),
                 ("Notifications", notifications),
                 ("The controller itself", controller),

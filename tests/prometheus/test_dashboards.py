@@ -52,7 +52,7 @@ def test_committed_dashboards_are_what_the_generator_makes() -> None:
 
 
 def test_there_is_a_dashboard_for_each_subject() -> None:
-    subjects = {"fleet", "job", "recovery", "nodes", "checkpoints"}
+    subjects = {"fleet", "job", "recovery", "nodes", "checkpoints", "trends"}
     assert {path.stem for path in FILES} == {f"outlast-{subject}" for subject in subjects}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -14,8 +15,9 @@ from controller.families import Counter, Distribution, Family, Gauge, Histogram,
 from controller.kube import metrics as kube
 from controller.notify import metrics as notifications
 from controller.web import metrics as controller
-from tests.prometheus.tools import needs_prometheus, promtool
+from tests.prometheus.tools import DASHBOARDS, RULES, needs_prometheus, promtool
 
+_NAME = re.compile(r"outlast_[a-z0-9_]+")
 PAGES = (controller.FAMILIES, agent.FAMILIES, kube.FAMILIES, notifications.FAMILIES)
 
 
@@ -43,6 +45,16 @@ def test_promtool_has_nothing_to_say_of_names_and_texts(families: tuple[Family, 
     registry = CollectorRegistry()
     registry.register(OneSampleEach(families))
     promtool("check", "metrics", text=generate_latest(registry).decode())
+
+
+def test_every_metric_is_used() -> None:
+    """What no dashboard shows and no rule asks for, nobody looks at."""
+    files = [*DASHBOARDS.glob("*.json"), *(RULES / "rules").glob("*.yml")]
+    used = set(_NAME.findall("\n".join(path.read_text() for path in files)))
+    for families in PAGES:
+        for family in families:
+            parts = ("_bucket", "_sum", "_count") if isinstance(family, Histogram) else ("",)
+            assert used & {family.name + part for part in parts}, f"{family.name} is used nowhere"
 
 
 def test_no_two_metrics_have_the_same_name() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from deploy.grafana.generate import checkpoints, fleet, job, nodes, recovery
+from deploy.grafana.generate import checkpoints, fleet, job, nodes, recovery, trends
 
-_SUBJECTS = (fleet, job, recovery, nodes, checkpoints)
+_SUBJECTS = (fleet, job, recovery, nodes, checkpoints, trends)
 
 
 def documents() -> dict[str, str]:

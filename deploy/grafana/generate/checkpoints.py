@@ -152,5 +152,82 @@ def _memory(whole: builders.Dashboard) -> None:
             "bytes",
             Query("max by (node) (outlast_agent_host_memory_bytes)", "{{node}}"),
         ),
+        *_guarded(),
+        *_copies(),
     ):
         whole.with_panel(panel)
+
+
+def _guarded() -> tuple[Builder[Panel], ...]:
+    within = "[$__rate_interval]"
+    return (
+        graph(
+            "Checksums of host memory",
+            "Bytes that agents checksum a second.",
+            "Bps",
+            Query(
+                f"sum by (node) (rate(outlast_agent_slot_checksum_bytes_total{within}))", "{{node}}"
+            ),
+        ),
+        graph(
+            "Slots by outcome",
+            "Slots of host memory that were checksummed, overwritten before that, or refused as "
+            "damaged.",
+            "none",
+            Query(
+                "sum by (node, outcome) (outlast_agent_slots_guarded_total)",
+                "{{node}} {{outcome}}",
+            ),
+        ),
+        graph(
+            "Time without a checksum",
+            "Mean time from the seal of a slot to its checksum: damage in between is not found.",
+            "s",
+            Query(
+                f"sum by (node) (rate(outlast_agent_slot_checksum_delay_seconds_total{within})) / "
+                f"sum by (node) (rate(outlast_agent_slots_guarded_total{within}))",
+                "{{node}}",
+            ),
+        ),
+    )
+
+
+def _copies() -> tuple[Builder[Panel], ...]:
+    within = "[$__rate_interval]"
+    return (
+        graph(
+            "Copies between nodes",
+            "Bytes of host memory that nodes send, receive, and fetch after a loss.",
+            "Bps",
+            Query(
+                f"sum by (node, way) (rate(outlast_agent_replica_bytes_total{within}))",
+                "{{node}} {{way}}",
+            ),
+        ),
+        graph(
+            "Copies that are held",
+            "Ranks of other nodes with a copy on each node, and by how many steps copies are "
+            "behind.",
+            "none",
+            Query("max by (node) (outlast_agent_replicas_held)", "{{node}} ranks"),
+            Query("max by (node) (outlast_agent_replica_lag_steps)", "{{node}} steps behind"),
+        ),
+        graph(
+            "Copies that were brought",
+            "Copies that other nodes brought: kept, torn on the way, refused.",
+            "none",
+            Query(
+                "sum by (node, outcome) (outlast_agent_replicas_brought_total)",
+                "{{node}} {{outcome}}",
+            ),
+        ),
+        graph(
+            "Ranks looked after at starts",
+            "Ranks whose state was present, fetched from another node, or lost.",
+            "none",
+            Query(
+                "sum by (node, outcome) (outlast_agent_replica_fetches_total)",
+                "{{node}} {{outcome}}",
+            ),
+        ),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard as builders
 
+from deploy.grafana.generate.agents import agents, controller, kubernetes
 from deploy.grafana.generate.panels import Query, board, graph, heading, number, rows
 
 
@@ -139,5 +140,8 @@ def _service(whole: builders.Dashboard) -> None:
             Query("sum(outlast_agent_events_buffered)", "waiting"),
             Query("sum(outlast_agent_events_dropped_total)", "dropped"),
         ),
+        *controller(),
+        *agents(),
+        *kubernetes(),
     ):
         whole.with_panel(panel)

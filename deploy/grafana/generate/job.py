@@ -149,10 +149,32 @@ def _shares_of_time() -> tuple[Builder[Panel], ...]:
             Query(f"job:outlast_rank_data_wait_seconds:max5m{{{_JOB}}}", "share"),
         ),
         graph(
+            "Steps that wait for data",
+            "Share of its steps in which a rank waited for its batch, of the rank with most.",
+            "percentunit",
+            Query(
+                "max(max by (rank) (rate(outlast_rank_data_waits_total"
+                f"{{{_JOB}}}[$__rate_interval]))) / "
+                f"scalar(max(rate(outlast_step_duration_seconds_count{{{_JOB}}}[$__rate_interval])))",
+                "share",
+            ),
+        ),
+        graph(
             "Time in communication",
             "Mean share of a rank's time in operations of each group, waiting for peers included.",
             "percentunit",
             Query(f"job_group:outlast_rank_communication_seconds:rate5m{{{_JOB}}}", "{{group}}"),
+            stacked=True,
+        ),
+        graph(
+            "Passes",
+            "Mean share of a rank's time in forward and in backward passes, waiting left out.",
+            "percentunit",
+            Query(
+                "avg by (direction) (rate(outlast_rank_compute_seconds_total"
+                f"{{{_JOB}}}[$__rate_interval]))",
+                "{{direction}}",
+            ),
             stacked=True,
         ),
         graph(
@@ -188,6 +210,15 @@ def _load() -> tuple[Builder[Panel], ...]:
             Query(f"max(outlast_rank_expected_memory_bytes{{{_JOB}}})", "estimate"),
         ),
         graph(
+            "Bytes sent",
+            "What all ranks send to others, by group.",
+            "Bps",
+            Query(
+                f"sum by (group) (rate(outlast_rank_sent_bytes_total{{{_JOB}}}[$__rate_interval]))",
+                "{{group}}",
+            ),
+        ),
+        graph(
             "Model FLOPs",
             "Model FLOPs per second, by both conventions of `outlast plan`.",
             "flops",
@@ -204,6 +235,29 @@ def _load() -> tuple[Builder[Panel], ...]:
     )
 
 
+def _standing() -> tuple[Builder[Panel], ...]:
+    return (
+        number(
+            "In this state for",
+            "Time since the job came into its present state.",
+            "s",
+            f"time() - max(outlast_job_state_change_timestamp_seconds{{{_JOB}}})",
+        ),
+        number(
+            "Steps left out",
+            "Steps whose batch is not trained on: their loss was NaN or Inf, or far off.",
+            "none",
+            f"max(outlast_job_skipped_steps{{{_JOB}}})",
+        ),
+        number(
+            "ETTR",
+            "Productive share of the job's whole time.",
+            "percentunit",
+            f"max(outlast_job_ettr_ratio{{{_JOB}}})",
+        ),
+    )
+
+
 def _faults(whole: builders.Dashboard) -> None:
     whole.with_row(heading("Faults"))
     for panel in (
@@ -212,6 +266,7 @@ def _faults(whole: builders.Dashboard) -> None:
             "The job's state.",
             Query(f"max by (state) (outlast_job_state{{{_JOB}}}) == 1", "{{state}}"),
         ),
+        *_standing(),
         graph(
             "Effective training time",
             "Seconds of progress in a second, over the last hour.",

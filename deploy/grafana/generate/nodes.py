@@ -316,6 +316,24 @@ def _gpus() -> tuple[Builder[Panel], ...]:
             "outlast_gpu_sm_clock_hertz",
         ),
         graph(
+            "GPU energy",
+            "Energy a second, as the driver counts it: between two scrapes, too.",
+            "watt",
+            Query(
+                "max by (node, gpu) "
+                f"(rate(outlast_gpu_energy_joules_total{{{_NODES}}}[$__rate_interval]))",
+                "{{node}} GPU {{gpu}}",
+            ),
+        ),
+        rows(
+            "GPU models",
+            "The memory of each GPU, with its name and number.",
+            f"max by (node, gpu, name, uuid) (outlast_gpu_info{{{_NODES}}}) "
+            "* on (node, gpu) group_left () "
+            f"max by (node, gpu) (outlast_gpu_memory_size_bytes{{{_NODES}}})",
+            unit="bytes",
+        ),
+        graph(
             "GPU memory errors",
             "Errors since the driver was loaded.",
             "none",
