@@ -10,6 +10,7 @@ import {
   Actions, Failure, html, Link, Loading, Progress, Split, State, Table, Tile, useEffect, usePolled, useState,
 } from "/page/ui.js";
 import { Logs } from "/page/views/logs.js";
+import { Trends } from "/page/views/trends.js";
 
 const SECONDS = {
   productive: "green", checkpoint: "sky", redo: "orange", restore: "blue", detect: "red",
@@ -232,6 +233,7 @@ export function JobView({ name }) {
     <${Curves} job=${job} curve=${curve} incidents=${found} others=${others} />
     <${Times} job=${job} />
     <${Incidents} job=${job} incidents=${found} />
+    <${Trends} job=${job} />
     <${Logs} job=${job} />
     <${Facts} job=${job} />`;
 }
