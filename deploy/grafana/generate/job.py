@@ -109,7 +109,7 @@ def _learning(whole: builders.Dashboard) -> None:
 
 def _time(whole: builders.Dashboard) -> None:
     whole.with_row(heading("Time"))
-    for panel in (*_speed(), *_shares_of_time(), *_load()):
+    for panel in (*_speed(), *_shares_of_time(), *_data(), *_communication(), *_load()):
         whole.with_panel(panel)
 
 
@@ -142,6 +142,30 @@ def _shares_of_time() -> tuple[Builder[Panel], ...]:
             stacked=True,
         ),
         graph(
+            "Passes",
+            "Mean share of a rank's time in forward and in backward passes, waiting left out.",
+            "percentunit",
+            Query(
+                "avg by (direction) (rate(outlast_rank_compute_seconds_total"
+                f"{{{_JOB}}}[$__rate_interval]))",
+                "{{direction}}",
+            ),
+            stacked=True,
+        ),
+        graph(
+            "Pipeline bubble",
+            "Share of the time of all ranks in which they do not compute, as long as the rank that "
+            "takes longest over the pipeline; beside what the schedule has in theory.",
+            "percentunit",
+            Query(_BUBBLE, "measured"),
+            Query(f"max(outlast_rank_expected_bubble_ratio{{{_JOB}}})", "theory"),
+        ),
+    )
+
+
+def _data() -> tuple[Builder[Panel], ...]:
+    return (
+        graph(
             "Waiting for data",
             "Share of a rank's time in which its batch was not read yet, of the rank that waits "
             "longest.",
@@ -159,22 +183,16 @@ def _shares_of_time() -> tuple[Builder[Panel], ...]:
                 "share",
             ),
         ),
+    )
+
+
+def _communication() -> tuple[Builder[Panel], ...]:
+    return (
         graph(
             "Time in communication",
             "Mean share of a rank's time in operations of each group, waiting for peers included.",
             "percentunit",
             Query(f"job_group:outlast_rank_communication_seconds:rate5m{{{_JOB}}}", "{{group}}"),
-            stacked=True,
-        ),
-        graph(
-            "Passes",
-            "Mean share of a rank's time in forward and in backward passes, waiting left out.",
-            "percentunit",
-            Query(
-                "avg by (direction) (rate(outlast_rank_compute_seconds_total"
-                f"{{{_JOB}}}[$__rate_interval]))",
-                "{{direction}}",
-            ),
             stacked=True,
         ),
         graph(
@@ -188,14 +206,6 @@ def _shares_of_time() -> tuple[Builder[Panel], ...]:
                 "{{group}}",
             ),
             stacked=True,
-        ),
-        graph(
-            "Pipeline bubble",
-            "Share of the time of all ranks in which they do not compute, as long as the rank that "
-            "takes longest over the pipeline; beside what the schedule has in theory.",
-            "percentunit",
-            Query(_BUBBLE, "measured"),
-            Query(f"max(outlast_rank_expected_bubble_ratio{{{_JOB}}})", "theory"),
         ),
     )
 

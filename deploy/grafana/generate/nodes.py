@@ -315,6 +315,12 @@ def _gpus() -> tuple[Builder[Panel], ...]:
             "hertz",
             "outlast_gpu_sm_clock_hertz",
         ),
+        *_gpu_devices(),
+    )
+
+
+def _gpu_devices() -> tuple[Builder[Panel], ...]:
+    return (
         graph(
             "GPU energy",
             "Energy a second, as the driver counts it: between two scrapes, too.",
