@@ -79,9 +79,9 @@ class DetectorsSpec(Section):
     trends: Literal["off", "log"] = Field(
         "log",
         description="What weeks of steps show: MFU that declines by over 5 % a week, steps that "
-        "are slower at a regular period and cost over 2 % of the time, replicas that enter their "
-        "common operations further and further apart. `outlast trends` shows all of it in any "
-        "mode.",
+        "are slower at a regular period that no setting has and cost over 2 % of the time, "
+        "replicas that enter their common operations further and further apart. `outlast trends` "
+        "shows all of it in any mode.",
     )
     host_memory: Mode = Field(
         "log",

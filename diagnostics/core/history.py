@@ -77,11 +77,6 @@ class History:
     hours: tuple[Hour, ...]
 
     @property
-    def stall_ratio(self) -> float:
-        """The share of all time that goes into periodic stalls."""
-        return sum(stall.lost_ratio for stall in self.stalls)
-
-    @property
     def why_no_trend(self) -> str:
         """In words; "" when there is one."""
         if self.speed is not None:
@@ -125,12 +120,12 @@ def history(hours: Iterable[Hour], stalls: Sequence[PeriodicStall] = ()) -> Hist
 
 def findings(found: History, known_periods: Mapping[str, int]) -> Iterator[Finding]:
     """What is worth a note. `known_periods` are settings that make something happen every so
-    many steps."""
+    many steps: a stall that one of them explains is meant to be there."""
     if declines(found):
         assert found.speed is not None
         yield Finding(subject=Subject.MFU_DECLINE, message=_decline(found, found.speed))
     for stall in found.stalls:
-        if stall.lost_ratio >= STALL_COST:
+        if stall.lost_ratio >= STALL_COST and not setting_of(stall, known_periods):
             message = describe(stall, known_periods)
             yield Finding(subject=Subject.PERIODIC_STALL, message=message)
     late = found.late
@@ -149,15 +144,17 @@ def declines(found: History) -> bool:
     return speed is not None and speed.is_significant and speed.ratio_per_week <= -MFU_DECLINE
 
 
+def setting_of(stall: PeriodicStall, known_periods: Mapping[str, int]) -> str:
+    """The setting that makes something happen as often; "" for none."""
+    names = (name for name, steps in known_periods.items() if steps == stall.period)
+    return next(names, "") if stall.is_of_steps else ""
+
+
 def describe(stall: PeriodicStall, known_periods: Mapping[str, int]) -> str:
     """A periodic stall in a sentence."""
     every = f"every {stall.period:g} steps" if stall.is_of_steps else f"every {stall.period:.4g} s"
-    names = [
-        name
-        for name, steps in known_periods.items()
-        if stall.is_of_steps and steps > 0 and stall.period == steps
-    ]
-    as_is = f" (as {names[0]})" if names else ""
+    setting = setting_of(stall, known_periods)
+    as_is = f" (as {setting})" if setting else ""
     return (
         f"a step {every}{as_is} takes {stall.stall_s:.3g} s longer, which costs "
         f"{stall.lost_ratio:.1%} of the time; {stall.num_hits} of {stall.num_expected} seen, last "

@@ -14,19 +14,24 @@ import pytest
 from bench import bare_controller
 from bench.bare_controller import Bench
 from bench.controller.fleet import JOB, answer, beat, first_steps, join, submit
+from controller.clock import SteadyClock
 from controller.core.kinds import Cause
 from controller.core.states import IncidentState
 from controller.rpc.trends import node_statistics
 from controller.service import Service
+from controller.sessions.incoming import Incoming
 from controller.store.curves import StepRow
 from controller.store.database import Database
 from controller.store.trends import DAY_S, KEPT_S, TrendStore
 from controller.trends.watch import SAMPLE_PERIOD_S, WINDOW_S
+from controller.web.metrics import trends as metrics
+from controller.web.metrics.sources import Sources
 from diagnostics.core.history import Hour
 from diagnostics.core.hours import ReadUntil
 from diagnostics.core.node_days import NodeDay
 from outlast.ids import JobId, NodeId
 from outlast.v1 import agents_pb2, trends_pb2, trends_pb2_grpc
+from tests.cli.running import outlast, outlast_json
 from tests.controller.fakes import lab
 
 NODES = 4
@@ -106,6 +111,26 @@ def test_a_decline_over_days_is_kept_and_noted_once(tmp_path: Path) -> None:
             (incident,) = bench.service.state.incidents.values()
             assert (incident.count, incident.action, incident.culprits) == (1, None, ())
             assert bench.service.state.jobs[JOB].attempt == 1
+
+    asyncio.run(scenario())
+
+
+def test_what_is_found_is_on_the_page_for_prometheus(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with training(tmp_path) as bench:
+            past(bench, 4, slower_a_day=0.02, every=15)
+            await bench.trends.read()
+            await bench.trends.look()
+            shown = {
+                (sample.name, *sample.labels.values()): sample.value
+                for family in metrics.collect(sources_of(bench))
+                for sample in family.samples
+            }
+            slope = shown["outlast_job_mfu_trend_ratio", JOB, "job"]
+            assert slope == pytest.approx(-0.13, abs=0.02)
+            other = shown["outlast_job_periodic_stall_ratio", JOB, "other"]
+            assert other == pytest.approx(60 / 15 / (STEP_S + 4), rel=0.1)
+            assert shown["outlast_job_periodic_stall_ratio", JOB, "eval.interval_steps"] == 0.0
 
     asyncio.run(scenario())
 
@@ -246,12 +271,31 @@ def test_the_call_answers_of_a_job_and_of_nodes(tmp_path: Path) -> None:
             assert {node.node_id for node in found.nodes} == {"n0", "n1"}
             listed = await trends.ListNodeStatistics(trends_pb2.ListNodeStatisticsRequest(days=1))
             assert len(listed.nodes) == 2
+            arguments = ("trends", job_id, "--controller", bench.running.grpc)
+            shown = await asyncio.to_thread(outlast, *arguments)
+            assert "no trend yet: 0 hours" in shown.stdout
+            assert "no periodic stalls" in shown.stdout
+            facts = await asyncio.to_thread(outlast_json, *arguments)
+            assert (facts["job_id"], facts["hours"]) == (job_id, [])
             with pytest.raises(grpc.aio.AioRpcError, match="days: is 91; allowed: 1 to 90, or 0"):
                 await trends.ListNodeStatistics(trends_pb2.ListNodeStatisticsRequest(days=91))
             with pytest.raises(grpc.aio.AioRpcError, match="no job"):
                 await trends.GetJobTrends(trends_pb2.GetJobTrendsRequest(job_id="nobody"))
 
     asyncio.run(scenario())
+
+
+def sources_of(bench: Bench) -> Sources:
+    return Sources(
+        service=bench.service,
+        edge=bench.edge,
+        sessions=bench.sessions,
+        effects=bench.effects,
+        counters=bench.counters,
+        incoming=Incoming(bench.service.state),
+        clock=SteadyClock(),
+        trends=bench.trends,
+    )
 
 
 def _database(bench: Bench) -> Database:

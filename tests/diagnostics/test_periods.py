@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from diagnostics.core.history import Subject, findings, history
+from diagnostics.core.history import Subject, describe, findings, history
 from diagnostics.core.periods import (
     WARM_UP_STEPS,
     PeriodicStall,
@@ -116,11 +116,17 @@ def test_few_steps_show_no_period() -> None:
     assert periodic_stalls(steps(150, every=[(10, 1.0)])) == ()
 
 
-def test_a_costly_stall_is_a_note_that_names_the_setting() -> None:
+def test_a_costly_stall_is_a_note_unless_a_setting_explains_it() -> None:
     found = history([], periodic_stalls(steps(4_000, every=[(50, 2.0)])))
-    (note,) = findings(found, {"checkpoint.storage_interval_steps": 50})
+    (note,) = findings(found, {"eval.interval_steps": 40})
     assert note.subject is Subject.PERIODIC_STALL
-    assert "every 50 steps (as checkpoint.storage_interval_steps)" in note.message
+    assert "a step every 50 steps takes 2 s longer" in note.message
+    assert not [*findings(found, {"eval.interval_steps": 50})]
+    said = describe(found.stalls[0], {"eval.interval_steps": 50})
+    assert "every 50 steps (as eval.interval_steps)" in said
+
+
+def test_a_cheap_stall_is_shown_and_no_note() -> None:
     cheap = history([], periodic_stalls(steps(4_000, every=[(500, 0.5)])))
     assert cheap.stalls
     assert not [*findings(cheap, {})]

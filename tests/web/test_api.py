@@ -70,6 +70,10 @@ def test_what_is_there_is_told(tmp_path: Path) -> None:
         assert (len(nodes["nodes"]), nodes["num_nodes"]) == (1, 2)
         assert (await got(client, "/incidents", job=job_id, brief="true"))["incidents"] == []
         assert (await got(client, "/diagnostics"))["runs"] == []
+        trends = await got(client, f"/jobs/{job_id}/trends")
+        assert (trends["speed"], trends["hours"], trends["findings"]) == (None, [], [])
+        compared = (await got(client, "/node-statistics", days=30))["nodes"]
+        assert [node["node_id"] for node in compared] == ["n0", "n1"]
         assert (await got(client, "/spec-schema"))["properties"]["steps"]
 
     run(tmp_path, scenario)

@@ -46,7 +46,7 @@ def weeks(job_id: str) -> dict[str, Any]:
         since_s=0.0,
         reason="",
     )
-    stalls = periodic_stalls(steps(4_000, every=[(50, 2.0)]))
+    stalls = periodic_stalls(steps(4_000, every=[(60, 2.0)]))
     message = job_trends(job, history(hours(336, seed=1, per_week=-0.08), stalls))
     message.nodes.append(
         trends_pb2.NodeStatistics(
@@ -77,7 +77,7 @@ def test_weeks_are_shown_and_can_be_read_by_everybody(tmp_path: Path) -> None:
         )
         visit.open(f"/jobs/{job_id}")
         visit.shows("MFU changes by -9.1% a week")
-        visit.shows("a step every 50 steps")
+        visit.shows("a step every 60 steps")
         visit.page.get_by_role("img", name="Tokens per second by the hour").wait_for()
         row = visit.page.get_by_role("row", name="n7 slow")
         assert "90 % (expected 10 %)" in row.inner_text()

@@ -6,14 +6,17 @@ from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
+from controller.core.records import JobRecord
 from controller.core.states import AWAY
 from controller.families import Family, Gauge
+from controller.trends.watch import known_periods
 from controller.web.metrics.sources import Sources
-from diagnostics.core.history import History
+from diagnostics.core.history import History, setting_of
 from diagnostics.core.trends import Trend
 from outlast.ids import JobId
 
 _BY_JOB = ("job_id",)
+_OTHER = "other"
 
 MFU_TREND = Gauge(
     "outlast_job_mfu_trend_ratio",
@@ -23,8 +26,9 @@ MFU_TREND = Gauge(
 )
 STALLS = Gauge(
     "outlast_job_periodic_stall_ratio",
-    "Share of the time of the newest steps that goes into steps that are slow at a regular period",
-    _BY_JOB,
+    "Share of the time of the newest steps that goes into steps that are slow at a regular period, "
+    "by the setting that has the same period; `other` where none has",
+    (*_BY_JOB, "setting"),
 )
 LATE = Gauge(
     "outlast_job_late_launch_ratio",
@@ -62,7 +66,12 @@ def collect(sources: Sources) -> Iterator[Metric]:
         for scope, each in (("job", found.speed), ("attempts", found.speed_in_attempts))
         if each is not None
     )
-    yield STALLS.of(((job,), found.stall_ratio) for job, found in known)
+    jobs = sources.service.state.jobs
+    yield STALLS.of(
+        ((job, setting), ratio)
+        for job, found in known
+        for setting, ratio in _stalls(jobs[job], found).items()
+    )
     yield LATE.of(_lates(known))
     yield LATE_TREND.of(
         ((job,), _if_significant(found.late)) for job, found in known if found.late is not None
@@ -75,6 +84,15 @@ def collect(sources: Sources) -> Iterator[Metric]:
     ]
     yield SLOWEST.of(((node,), day.slowest_ratio) for node, day in days)
     yield LAST.of(((node,), day.last_ratio) for node, day in days)
+
+
+def _stalls(job: JobRecord, found: History) -> dict[str, float]:
+    """By setting, of which there is no stall, too: a series that begins with it has no rise."""
+    periods = known_periods(job)
+    ratios = dict.fromkeys((*periods, _OTHER), 0.0)
+    for stall in found.stalls:
+        ratios[setting_of(stall, periods) or _OTHER] += stall.lost_ratio
+    return ratios
 
 
 def _lates(known: list[tuple[JobId, History]]) -> Iterator[tuple[tuple[str], float]]:

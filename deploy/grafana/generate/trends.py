@@ -65,9 +65,13 @@ def _stalls() -> tuple[Builder[Panel], ...]:
         graph(
             "Periodic stalls",
             "Share of the time of the newest steps that goes into steps that are slow at a regular "
-            "period. `outlast trends` shows the periods.",
+            "period, by the setting that has the same. `outlast trends` shows the periods.",
             "percentunit",
-            Query(f"max by (job_id) (outlast_job_periodic_stall_ratio{{{_JOBS}}})", "{{job_id}}"),
+            Query(
+                f"max by (job_id, setting) (outlast_job_periodic_stall_ratio{{{_JOBS}}})",
+                "{{job_id}} {{setting}}",
+            ),
+            stacked=True,
         ),
         graph(
             "Late launches",
