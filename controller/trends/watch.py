@@ -135,6 +135,7 @@ class TrendWatch:
     async def look(self) -> None:
         """Look at the whole of every running job, and note what is found."""
         for job in self._running():
+            self._of(job)
             found = await self.report(job.job_id, fresh_s=0.0)
             self._note(job, found)
         days = self.node_days()

@@ -13,8 +13,18 @@ import pytest
 
 from bench import bare_controller
 from bench.bare_controller import Bench
-from bench.controller.fleet import JOB, answer, beat, first_steps, join, submit
+from bench.controller.fleet import (
+    JOB,
+    answer,
+    beat,
+    first_steps,
+    join,
+    spec_of_all,
+    submit,
+)
 from controller.clock import SteadyClock
+from controller.convert import plan_of
+from controller.core.events import JobSubmitted
 from controller.core.kinds import Cause
 from controller.core.states import IncidentState
 from controller.rpc.trends import node_statistics
@@ -29,6 +39,7 @@ from controller.web.metrics.sources import Sources
 from diagnostics.core.history import Hour
 from diagnostics.core.hours import ReadUntil
 from diagnostics.core.node_days import NodeDay
+from outlast.detectors import DetectorsSpec
 from outlast.ids import JobId, NodeId
 from outlast.v1 import agents_pb2, trends_pb2, trends_pb2_grpc
 from tests.cli.running import outlast, outlast_json
@@ -167,6 +178,32 @@ def test_a_periodic_stall_is_noted_and_over_when_it_is_gone(tmp_path: Path) -> N
                 await bench.trends.look()
                 await bench.service.tell()
             assert notes(bench) == {Cause.PERIODIC_STALL: IncidentState.CLOSED}
+
+    asyncio.run(scenario())
+
+
+def test_notes_can_be_left_out(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with bare_controller.controller(tmp_path) as bench:
+            await join(bench, NODES)
+            spec = spec_of_all(NODES).model_copy(update={"detectors": DetectorsSpec(trends="off")})
+            await bench.service.tell(
+                JobSubmitted(
+                    job_id=JOB,
+                    name=spec.name,
+                    request_id="quiet",
+                    spec_json=spec.canonical_json(),
+                    checkpoint_url="file:///checkpoints",
+                    plan=plan_of(spec),
+                )
+            )
+            await answer(bench)
+            await first_steps(bench, NODES)
+            past(bench, 3, every=15)
+            await bench.trends.look()
+            await bench.service.tell()
+            assert bench.trends.known()[JOB].stalls
+            assert notes(bench) == {}
 
     asyncio.run(scenario())
 
