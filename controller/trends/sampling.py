@@ -10,7 +10,7 @@ from controller.core.records import JobRecord
 from controller.specs import settings_of
 from diagnostics.core.launches import LaunchWindow, RankSteps
 from outlast.ids import NodeId
-from outlast.v1 import agents_pb2
+from outlast.v1 import common_pb2
 
 # Of the loop, some milliseconds.
 _AT_ONCE = 512
@@ -61,14 +61,14 @@ async def gather(job: JobRecord, edge: Edge) -> dict[int, RankSteps]:
         ranks = range(first, min(job.plan.world_size, first + _AT_ONCE))
         for summary in edge.some_summaries(job, ranks):
             if summary.HasField("use"):
-                found[summary.rank] = _rank_steps(summary.use)
+                found[summary.rank] = rank_steps(summary.use.split)
         # Heartbeats come before the rest of it.
         await asyncio.sleep(0)
     return found
 
 
-def _rank_steps(use: agents_pb2.RankUse) -> RankSteps:
-    split = use.split
+def rank_steps(split: common_pb2.StepSplit) -> RankSteps:
+    """What a rank says of a step of its last ones."""
     work_s = split.forward_s + split.backward_s + split.optimizer_s
     waited_s = split.tp_exposed_s + split.pp_exposed_s + split.dp_exposed_s + split.other_exposed_s
     return RankSteps(
