@@ -31,12 +31,13 @@ demo: $(STAMP)
 # which files come first. One has the kernel kill a process for want of memory, which the agents
 # of all others would tell.
 ALONE := tests/agent/test_real_oom.py
+# These have a browser, or a program that opens traces: `make test-web`.
+IN_BROWSER := $(addprefix tests/web/, test_browser.py test_editor.py test_perfetto.py test_trends_page.py)
 test: $(STAMP)
 	$(MAKE) --jobs 2 lint rewritten
 	$(BIN)/pytest -rs -n 3 --dist loadfile --no-loadscope-reorder \
 		--ignore tests/prometheus/test_real.py --ignore tests/stores \
-		--ignore tests/web/test_browser.py --ignore tests/web/test_perfetto.py \
-		--ignore tests/crash/test_cluster.py --ignore $(ALONE) tests
+		--ignore tests/crash/test_cluster.py $(addprefix --ignore ,$(IN_BROWSER) $(ALONE)) tests
 	$(BIN)/pytest -rs $(ALONE)
 
 # One training on real nodes loses a process of every kind; `make test` kills at every named point.
@@ -73,7 +74,7 @@ test-prometheus: $(STAMP)
 # The web page in Chromium, which it installs on Debian as root.
 test-web: $(STAMP)
 	tests/web/install.sh $(BIN)/pip
-	$(BIN)/pytest -n 2 --dist loadfile tests/web/test_browser.py tests/web/test_perfetto.py
+	$(BIN)/pytest -n 2 --dist loadfile $(IN_BROWSER)
 
 # The pictures of the page in docs/; make screenshots ARGS=FOLDER: all of them, elsewhere
 screenshots: $(STAMP)
