@@ -15,6 +15,13 @@ from outlast.access import Access, AccessError
 HEADER = "authorization"
 SCHEME = "Bearer "
 _Options = Sequence[tuple[str, Any]]
+_FOR_CLIENTS: _Options = (
+    ("grpc.max_receive_message_length", 256 * 2**20),
+    # Errors travel in what gRPC calls metadata, and a bad spec may have many.
+    ("grpc.max_metadata_size", 2**20),
+    ("grpc.absolute_max_metadata_size", 2**20),
+    ("grpc.enable_retries", 0),
+)
 
 
 def bearer(token: str) -> str:
@@ -22,8 +29,8 @@ def bearer(token: str) -> str:
     return f"{SCHEME}{token}"
 
 
-def open_channel(address: str, access: Access, options: _Options) -> grpc.Channel:
-    """A channel for calls that block.
+def open_channel(address: str, access: Access) -> grpc.Channel:
+    """A channel for the calls of clients, which block.
 
     Raises:
         AccessError: the token would travel in clear text through a network.
@@ -34,9 +41,9 @@ def open_channel(address: str, access: Access, options: _Options) -> grpc.Channe
                 f"the token for {address} is not sent in clear text; log in with --ca, the "
                 "certificate of the controller's authority"
             )
-        channel = grpc.insecure_channel(address, options=options)
+        channel = grpc.insecure_channel(address, options=_FOR_CLIENTS)
     else:
-        channel = grpc.secure_channel(address, _credentials(access), options=options)
+        channel = grpc.secure_channel(address, _credentials(access), options=_FOR_CLIENTS)
     if not access.token:
         return channel
     return grpc.intercept_channel(channel, _Bearer(access.token))

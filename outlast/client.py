@@ -51,14 +51,6 @@ from outlast.v1.trends_pb2_grpc import TrendsStub
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 # A busy controller answers in milliseconds; one that does not answer for so long is away.
 CALL_TIMEOUT_S = 30.0
-_OPTIONS = (
-    ("grpc.max_receive_message_length", 256 * 2**20),
-    # Errors travel in what gRPC calls metadata, and a bad spec may have many.
-    ("grpc.max_metadata_size", 2**20),
-    ("grpc.absolute_max_metadata_size", 2**20),
-    ("grpc.enable_retries", 0),
-)
-
 
 _Response = TypeVar("_Response")
 
@@ -92,7 +84,7 @@ class Client:
         self.address = address or (noted.address if noted else DEFAULT_ADDRESS)
         self._longest_call_s = longest_call_s
         shown = access or (noted.access if noted else access_of(self.address))
-        self._channel = open_channel(self.address, shown, _OPTIONS)
+        self._channel = open_channel(self.address, shown)
         self._access = AccessStub(self._channel)
         self._code = CodeStub(self._channel)
         self._jobs = JobsStub(self._channel)
