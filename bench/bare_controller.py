@@ -33,6 +33,7 @@ from controller.store.code import CodeStore
 from controller.store.curves import Curves
 from controller.store.database import Database
 from controller.store.diagnoses import Diagnoses
+from controller.store.history import History
 from controller.store.journal import Journal
 from controller.store.trends import TrendStore
 from controller.trends.watch import TrendWatch
@@ -144,6 +145,7 @@ def _made(folder: Path, database: Database) -> Bench:
         machine=machine,
         journal=journal,
         curves=Curves(database),
+        history=History(database),
         edge=edge,
         effects=effects,
         clock=clock,

@@ -25,6 +25,7 @@ from controller.core.codec import decode_change, encode_change
 from controller.core.incident_cut import IncidentCut, cut_findings, cut_lines, cut_signs
 from controller.core.records import IncidentRecord, JobRecord, NodeRecord
 from controller.store.curves import StepRow
+from outlast.facts import facts
 from outlast.ids import IncidentId, JobId
 
 # 2: tables of places are written in runs (`controller.core.packing`).
@@ -95,6 +96,7 @@ class JobFile:
         for row in rows:
             values = asdict(row)
             del values["job"]
+            values["split"] = None if row.split is None else facts(row.split)
             self._line("step", values)
 
     def finish(self) -> bytes:

@@ -32,6 +32,7 @@ from controller.store.code import CodeStore
 from controller.store.curves import Curves
 from controller.store.database import Database
 from controller.store.diagnoses import Diagnoses
+from controller.store.history import History
 from controller.store.journal import Journal
 from controller.store.reserve import Reserve
 from controller.store.trends import TrendStore
@@ -175,6 +176,7 @@ def _build(options: Options, database: Database, reserve: Reserve) -> Controller
         machine=machine,
         journal=journal,
         curves=Curves(database),
+        history=History(database),
         edge=edge,
         effects=effects,
         clock=clock,

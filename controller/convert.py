@@ -17,6 +17,7 @@ from controller.core.capacity import Capacity, NodeNeed
 from controller.core.kinds import NonFiniteAgain, Rung
 from controller.core.records import JobPlan, Size
 from controller.store.curves import StepRow
+from controller.store.history import CommitRow
 from diagnostics.core.finding import Finding
 from outlast.ids import JobId
 from outlast.rules import elastic, workload
@@ -114,9 +115,23 @@ def step_rows(event: agents_pb2.AgentEvent) -> list[StepRow]:
             duration_s=report.duration_s,
             at_s=report.at_s,
             eval_loss=report.eval_loss if report.HasField("eval_loss") else None,
+            split=report.split if report.HasField("split") else None,
         )
         for report in event.step_reports.reports
     ]
+
+
+def commit_row(event: agents_pb2.AgentEvent) -> CommitRow:
+    """A committed checkpoint of one event, for the history."""
+    committed = event.checkpoint_committed
+    return CommitRow(
+        job=JobId(event.job_id),
+        step=committed.step,
+        # An agent of an older version does not say which attempt saved it.
+        attempt=committed.saved_by_attempt or event.attempt,
+        at_s=event.at_s,
+        size_bytes=committed.size_bytes,
+    )
 
 
 def step_report(row: StepRow) -> common_pb2.StepReport:
@@ -131,6 +146,7 @@ def step_report(row: StepRow) -> common_pb2.StepReport:
         duration_s=row.duration_s,
         at_s=row.at_s,
         eval_loss=row.eval_loss,
+        split=row.split,
     )
 
 

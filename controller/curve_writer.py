@@ -1,11 +1,15 @@
-"""Step reports on their way to the curves: they wait for each other, and cost one fsync."""
+"""Step reports and states of jobs on their way to the database: they wait for each other, and cost
+an fsync for each of the two.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from controller.core.changes import StateChange
 from controller.items import Item
 from controller.store.curves import Curves
+from controller.store.history import History
 
 # Step reports wait for each other for so long.
 CURVES_PERIOD_S = 0.1
@@ -14,8 +18,9 @@ CURVES_PERIOD_S = 0.1
 class CurveWriter:
     """Writes the rows of many turns at once, and then says that they are durable."""
 
-    def __init__(self, curves: Curves) -> None:
+    def __init__(self, curves: Curves, history: History) -> None:
         self._curves = curves
+        self._history = history
         self._not_written: list[Callable[[], None]] = []
         self.due_s: float | None = None
         """When rows have waited for long enough, by the monotonic clock; None without any."""
@@ -24,8 +29,11 @@ class CurveWriter:
         """Whether rows have waited for long enough."""
         return self.due_s is not None and now_s >= self.due_s
 
-    def take(self, items: Sequence[Item], now_s: float) -> None:
-        """Take the rows of a turn."""
+    def take(self, items: Sequence[Item], changes: Sequence[StateChange], now_s: float) -> None:
+        """Take the rows of a turn, and what it changed."""
+        self._history.take(changes)
+        if self._history.has_unwritten:
+            self.due_s = self.due_s or now_s + CURVES_PERIOD_S
         for item in items:
             if item.rows:
                 self._curves.take(item.rows)
@@ -48,6 +56,7 @@ class CurveWriter:
             DiskFullError: nothing was written; it goes on waiting.
         """
         self._curves.flush()
+        self._history.flush()
         self.due_s = None
         waiting, self._not_written = self._not_written, []
         for durable in waiting:

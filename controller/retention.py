@@ -144,6 +144,8 @@ class Keeper:
         for job_id in _gone(self._service.curves.jobs(), self._service.state.jobs):
             while not self._service.curves.forget(job_id):
                 await asyncio.sleep(0)
+        for job_id in _gone(self._service.history.jobs(), self._service.state.jobs):
+            self._service.history.forget(job_id)
 
     async def _delete_code(self) -> None:
         """Delete the code of jobs that have ended: it will not start again."""

@@ -38,6 +38,7 @@ from controller.read_only import ReadOnly
 from controller.refusals import ServiceStoppedError
 from controller.store.curves import Curves, StepRow
 from controller.store.database import DiskFullError
+from controller.store.history import History
 from controller.store.journal import Journal
 from controller.store.reserve import Reserve
 from outlast.clock import Clock
@@ -61,6 +62,7 @@ class Service:
         machine: Machine,
         journal: Journal,
         curves: Curves,
+        history: History,
         edge: Edge,
         effects: Effects,
         clock: Clock,
@@ -68,6 +70,7 @@ class Service:
     ) -> None:
         self.changes = Changes()
         self.curves = curves
+        self.history = history
         # Called with nodes for which other limits may hold than before.
         self.on_refreshed: Callable[[Sequence[NodeId]], None] = _nothing
         # Called with each node that is on no list any more.
@@ -85,7 +88,7 @@ class Service:
         self._awake = asyncio.Event()
         self._stopping = False
         self._judging = Judging(edge, self.guard, self.post)
-        self._curve_writer = CurveWriter(curves)
+        self._curve_writer = CurveWriter(curves, history)
         self._machine_waits_until_s = 0.0
         self._read_only = ReadOnly(journal, reserve, self.changes.fire)
         self._decider = Decider(
@@ -242,6 +245,7 @@ class Service:
         """Handle events until `stop`; any error is the end of the controller."""
         loop = asyncio.get_running_loop()
         self._edge.expect_known(loop.time())
+        self.history.catch_up(self.state.jobs.values())
         self.post(ControllerStarted(term=self._journal.term))
         while not self._stopping:
             due_s = self._next_due_s(loop.time())
@@ -269,7 +273,7 @@ class Service:
         self._continue_snapshot()
         if self._decider.queue or self._journal.is_writing_snapshot:
             self._awake.set()
-        self._curve_writer.take(items, now_s)
+        self._curve_writer.take(items, changes, now_s)
         has_ended = any(isinstance(f, JobPut) and f.job.state in TERMINAL for f in changes)
         is_due = self._curve_writer.is_due(now_s)
         # Whoever sees that a job has ended must see its whole curve.

@@ -82,6 +82,7 @@ class EnvironmentField(StrEnum):
     ENVIRONMENT = "environment"
     CHANGES = "changes"
     LEFT_OUT = "left_out"
+    NUM_SAMPLES = "num_samples"
     SKIPPED = "skipped"
 
 

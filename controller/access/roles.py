@@ -60,6 +60,7 @@ RULES: Mapping[str, Rule] = {
                 "Incidents/ListIncidents",
                 "Incidents/GetIncident",
                 "Jobs/CheckFit",
+                "Jobs/GetHistory",
                 "Jobs/GetJob",
                 "Jobs/ListJobs",
                 "Jobs/WatchJob",

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator
-from typing import NoReturn
 
 import grpc
 
@@ -26,7 +25,6 @@ from controller.core.events import (
 from controller.core.kinds import Wanted
 from controller.core.naming import names
 from controller.core.records import JobPlan, JobRecord
-from controller.core.requests import named
 from controller.core.states import TERMINAL, JobState
 from controller.grpc_errors import (
     Context,
@@ -39,8 +37,9 @@ from controller.grpc_errors import (
 )
 from controller.rpc.choosing import ChoiceError, chosen_start, is_choice
 from controller.rpc.fitting import Fit, beyond_priority, fit_of
+from controller.rpc.history import MOST, history_of
 from controller.rpc.job_views import JobView, JobViews
-from controller.rpc.new_jobs import new_job_id, root_of
+from controller.rpc.new_jobs import new_job_id, refuse_name, root_of
 from controller.rpc.planning import parsed, planned
 from controller.service import Service
 from controller.sessions.logs import LogQueries, SlowReaderError, TooManyQueriesError
@@ -118,7 +117,7 @@ class JobsService(JobsServicer):
             )
             job = self._by_request(request_id)
         if job is None:
-            await self._refuse_name(spec.name, context)
+            await refuse_name(self._service.state, spec.name, context)
         if job.submitted_spec_json != spec.canonical_json():
             await abort(
                 context,
@@ -158,6 +157,15 @@ class JobsService(JobsServicer):
         return jobs_pb2.GetJobResponse(
             job=self._message(job), steps=[step_report(row) for row in rows]
         )
+
+    async def GetHistory(
+        self, request: jobs_pb2.GetHistoryRequest, context: Context
+    ) -> jobs_pb2.GetHistoryResponse:
+        """The states that a job went through, and its committed checkpoints."""
+        job = await self._known(request.job_id, context)
+        if not 0 <= request.most <= MOST:
+            await bad_field(context, "most", f"is {request.most}; allowed: 1 to {MOST}, or 0")
+        return history_of(job, self._service.history, request.most)
 
     async def ListJobs(
         self, request: jobs_pb2.ListJobsRequest, context: Context
@@ -363,18 +371,6 @@ class JobsService(JobsServicer):
         asked = (request_id, current_caller().name)
         jobs = self._service.state.jobs.values()
         return next((job for job in jobs if (job.request_id, job.owner) == asked), None)
-
-    async def _refuse_name(self, name: str, context: Context) -> NoReturn:
-        taken = named(self._service.state, name)
-        owner = f"job {taken.job_id} ({taken.state})" if taken is not None else "another job"
-        await abort(
-            context,
-            grpc.StatusCode.ALREADY_EXISTS,
-            f"name: {name!r} is the name of {owner}, which has not ended; cancel that one, wait "
-            "for its end, or submit under another name (--set name=...)",
-            reason="JOB_NAME_TAKEN",
-            metadata={} if taken is None else {"job": taken.job_id},
-        )
 
     async def _known(self, name: str, context: Context) -> JobRecord:
         job = self._service.state.jobs.get(JobId(name))

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Container
+from typing import NoReturn
 
+import grpc
+
+from controller.core.changes import State
+from controller.core.requests import named
+from controller.grpc_errors import Context, abort
 from outlast.ids import JobId, job_id
 
 _TOKEN_ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
@@ -24,3 +30,17 @@ def root_of(url: str) -> str:
     if url.startswith("/"):
         return f"file://{url.rstrip('/')}"
     return url.rstrip("/")
+
+
+async def refuse_name(state: State, name: str, context: Context) -> NoReturn:
+    """Answer that a job of this name has not ended."""
+    taken = named(state, name)
+    owner = f"job {taken.job_id} ({taken.state})" if taken is not None else "another job"
+    await abort(
+        context,
+        grpc.StatusCode.ALREADY_EXISTS,
+        f"name: {name!r} is the name of {owner}, which has not ended; cancel that one, wait "
+        "for its end, or submit under another name (--set name=...)",
+        reason="JOB_NAME_TAKEN",
+        metadata={} if taken is None else {"job": taken.job_id},
+    )

@@ -311,6 +311,7 @@ class AgentsService(AgentsServicer):
                 # A new agent reports what its predecessor may have reported.
                 if known_step is None or event.checkpoint_committed.step > known_step:
                     self._tally.checkpoint_committed(job_id, event.at_s, event.checkpoint_committed)
+                    self._service.history.committed(convert.commit_row(event))
             case "checkpoint_trouble" if job_id in state.jobs:
                 self._tally.checkpoint_failed(job_id, event.checkpoint_trouble.stage)
         return []

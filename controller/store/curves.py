@@ -18,6 +18,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from controller.store.database import STEPS, TOKENS, Database, DiskFullError
 from outlast.ids import JobId
+from outlast.v1 import common_pb2
 
 # Over so many steps the speed of a job is averaged.
 RATE_STEPS = 20
@@ -42,6 +43,8 @@ class StepRow:
     duration_s: float
     at_s: float
     eval_loss: float | None = None
+    split: common_pb2.StepSplit | None = None
+    """Of this step and those before it back to the last that has one."""
 
     @property
     def is_left_out(self) -> bool:
@@ -226,6 +229,7 @@ def _to_values(row: StepRow, version: int) -> dict[str, object]:
         values[name] = _without_nan(getattr(row, name))
     values["eval_loss"] = None if row.eval_loss is None else _without_nan(row.eval_loss)
     values["evaluated"] = row.eval_loss is not None
+    values["split"] = None if row.split is None else row.split.SerializeToString()
     values["job_id"] = row.job
     values["version"] = version
     return values
@@ -234,6 +238,7 @@ def _to_values(row: StepRow, version: int) -> dict[str, object]:
 def _from_row(row: sa.Row[tuple[object, ...]]) -> StepRow:
     values = row._mapping
     eval_loss = _with_nan(values["eval_loss"]) if values["evaluated"] else None
+    split = None if values["split"] is None else common_pb2.StepSplit.FromString(values["split"])
     return StepRow(
         job=JobId(values["job_id"]),
         step=values["step"],
@@ -242,6 +247,7 @@ def _from_row(row: sa.Row[tuple[object, ...]]) -> StepRow:
         duration_s=values["duration_s"],
         at_s=values["at_s"],
         eval_loss=eval_loss,
+        split=split,
         **{name: _with_nan(values[name]) for name in _REAL_FIELDS},
     )
 

@@ -87,6 +87,8 @@ STEPS = sa.Table(
     sa.Column("at_s", sa.Double, nullable=False),
     sa.Column("evaluated", sa.Boolean, nullable=False),
     sa.Column("eval_loss", sa.Double),
+    # A `StepSplit`, in protobuf's own form; NULL where it is not known.
+    sa.Column("split", sa.LargeBinary),
     sa.Index("steps_by_version", "job_id", "version"),
 )
 
@@ -98,6 +100,31 @@ TOKENS = sa.Table(
     sa.Column("tokens", sa.BigInteger, nullable=False),
 )
 
+
+# The states that jobs went through, each from `at_s` on.
+JOB_STATES = sa.Table(
+    "job_states",
+    METADATA,
+    sa.Column("job_id", sa.Text, primary_key=True),
+    # Rises by one from each state of a job to its next.
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("at_s", sa.Double, nullable=False),
+    sa.Column("attempt", sa.BigInteger, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+)
+
+# Checkpoints that were committed, whether or not they are still in storage.
+COMMITS = sa.Table(
+    "commits",
+    METADATA,
+    sa.Column("job_id", sa.Text, primary_key=True),
+    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
+    # 0, too, where it is not known; so it is with the other two.
+    sa.Column("attempt", sa.BigInteger, nullable=False),
+    sa.Column("at_s", sa.Double, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+)
 
 # Events on which a turn failed, for the next controller to skip and for people to read.
 POISONED = sa.Table(
@@ -270,6 +297,7 @@ class Database:
     def _prepare(self) -> None:
         with self.transaction() as connection:
             METADATA.create_all(connection)
+            _add_missing_columns(connection)
             version = connection.execute(sa.select(CONTROLLER.c.schema_version)).scalar()
             if version is None:
                 first = {"id": 1, "schema_version": SCHEMA_VERSION, "term": 0, "probed_s": 0.0}
@@ -280,6 +308,14 @@ class Database:
                     f"journal; this controller reads versions 1 to {SCHEMA_VERSION}); start that "
                     "version of Outlast again, or give another folder with --state-dir"
                 )
+
+
+def _add_missing_columns(connection: sa.Connection) -> None:
+    """Those that tables of an older version lack. It takes no longer for many rows than for few,
+    and an older controller goes on reading and writing the others."""
+    present = {row.name for row in connection.exec_driver_sql("PRAGMA table_info(steps)")}
+    if "split" not in present:
+        connection.exec_driver_sql("ALTER TABLE steps ADD COLUMN split BLOB")
 
 
 def _set_up_connection(connection: Any, _record: object) -> None:

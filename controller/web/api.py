@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from controller.planner import PlanJob
 from controller.web import openapi
+from controller.web.columns import columns_of
 from controller.web.gateway import Gateway, RequestError
 from controller.web.login import LoginRoutes
 from controller.web.messages import as_json
@@ -34,14 +35,13 @@ from controller.web.plans import ASSUMED, Plans
 from controller.web.profiles import PEER, profile
 from controller.web.routes import CALLS, ROOT, Call, method
 from controller.web.streams import Event, Streams
-from controller.web.thinning import kept_rows
 from outlast.blackbox import NUM_STEP_RECORDS
 from outlast.problems import SpecError
 from outlast.spec import JobSpec
 from outlast.spec.message import struct_of
 from outlast.specfile import SpecFileError, parse_document
 from outlast.trace.heat import Measure
-from outlast.v1 import common_pb2, diagnostics_pb2, jobs_pb2, ranks_pb2
+from outlast.v1 import diagnostics_pb2, jobs_pb2, ranks_pb2
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -172,7 +172,8 @@ class Api:
         answer = await self._gateway.call(method("Jobs/GetJob"), asked)
         assert isinstance(answer, jobs_pb2.GetJobResponse)
         # A million steps take a second, in which the controller would hear nobody.
-        columns = await run_in_threadpool(_columns, answer, first, last, points)
+        steps = [each for each in answer.steps if first <= each.step <= last]
+        columns = await run_in_threadpool(columns_of, steps, points)
         return JSONResponse({"num_steps": len(answer.steps), "columns": columns})
 
     async def _events(self, request: Request) -> Response:
@@ -328,24 +329,3 @@ def _job_events(message: Message) -> Iterator[Event]:
         yield "job", as_json(message.job, _BULK if message.is_brief else ())
     if message.steps:
         yield "steps", [as_json(each) for each in message.steps]
-
-
-def _columns(
-    answer: jobs_pb2.GetJobResponse, first: int, last: int, points: int
-) -> dict[str, list[Any]]:
-    steps = [each for each in answer.steps if first <= each.step <= last]
-    evaluated = [row for row, each in enumerate(steps) if each.HasField("eval_loss")]
-    kept = kept_rows([each.loss for each in steps], evaluated, points)
-    rows = [_row(steps[row]) for row in kept]
-    names = _row(common_pb2.StepReport())
-    return {name: [row[name] for row in rows] for name in names}
-
-
-def _row(report: common_pb2.StepReport) -> dict[str, Any]:
-    row: dict[str, Any] = as_json(report)
-    tokens = row.pop("tokens")
-    row["tokens_per_s"] = tokens / report.duration_s if report.duration_s > 0 else None
-    if not tokens:
-        # Its batch was left out.
-        row["loss"] = row["grad_norm"] = row["tokens_per_s"] = None
-    return row

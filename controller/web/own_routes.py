@@ -8,6 +8,7 @@ from typing import Any
 
 from google.protobuf.descriptor import Descriptor
 
+from controller.web.columns import PARTS
 from controller.web.routes import ROOT
 from outlast.trace.heat import Measure
 from outlast.v1 import common_pb2, diagnostics_pb2, jobs_pb2, ranks_pb2
@@ -127,7 +128,7 @@ PLAN = _object(
 _LOGS = {"rank": _INTEGER, "attempt": _INTEGER, "tail_bytes": _INTEGER}
 _COLUMNS = (
     *("step", "attempt", "loss", "grad_norm", "learning_rate"),
-    *("tokens_per_s", "duration_s", "at_s", "eval_loss"),
+    *("tokens_per_s", "duration_s", "at_s", "eval_loss", *PARTS),
 )
 OWN = (
     Own(
@@ -212,7 +213,8 @@ OWN = (
         verb="GET",
         path="/jobs/{job_id}/curve",
         what="The curve from one step to another as columns, thinned to about `points` rows that "
-        "show every spike of the loss.",
+        "show every spike of the loss. The parts of a step are a mean over the ranks of rank 0's "
+        "node, in seconds, and null where they are not known.",
         parameters={"points": _INTEGER, "from": _INTEGER, "to": _INTEGER},
         answer=_object(num_steps=_INTEGER, columns=_object(**dict.fromkeys(_COLUMNS, _NUMBERS))),
     ),

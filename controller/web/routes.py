@@ -85,6 +85,12 @@ CALLS = (
         caller="caller",
     ),
     _get("/jobs/{job_id}", "Jobs/GetJob", "A job."),
+    _get(
+        "/jobs/{job_id}/history",
+        "Jobs/GetHistory",
+        "The states that a job went through and its committed checkpoints, oldest first.",
+        most="most",
+    ),
     _post("/jobs/{job_id}/pause", "Jobs/PauseJob", "Stop a job so that it can go on later."),
     _post("/jobs/{job_id}/resume", "Jobs/ResumeJob", "Let a paused job go on."),
     _post("/jobs/{job_id}/cancel", "Jobs/CancelJob", "End a job for good."),

@@ -812,11 +812,14 @@ class ProgressMade(google.protobuf.message.Message):
     ENVIRONMENT_FIELD_NUMBER: builtins.int
     ENVIRONMENT_CHANGES_FIELD_NUMBER: builtins.int
     DATA_LEFT_OUT_FIELD_NUMBER: builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: builtins.int
     completed_step: builtins.int
     """Smallest step completed by every local rank of the attempt."""
     resumed_step: builtins.int
     completed_at_s: builtins.float
     """When the slowest local rank completed it."""
+    num_samples: builtins.int
+    """Samples in the data of training, all sources together; 0 where that is not known."""
     @property
     def start_split_s(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """Seconds since the start command, by part of the restart."""
@@ -843,8 +846,9 @@ class ProgressMade(google.protobuf.message.Message):
         environment: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         environment_changes: collections.abc.Iterable[builtins.str] | None = ...,
         data_left_out: collections.abc.Iterable[builtins.str] | None = ...,
+        num_samples: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["completed_at_s", b"completed_at_s", "completed_step", b"completed_step", "data_left_out", b"data_left_out", "environment", b"environment", "environment_changes", b"environment_changes", "resumed_step", b"resumed_step", "start_split_s", b"start_split_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["completed_at_s", b"completed_at_s", "completed_step", b"completed_step", "data_left_out", b"data_left_out", "environment", b"environment", "environment_changes", b"environment_changes", "num_samples", b"num_samples", "resumed_step", b"resumed_step", "start_split_s", b"start_split_s"]) -> None: ...
 
 global___ProgressMade = ProgressMade
 

@@ -145,6 +145,7 @@ class StepReport(google.protobuf.message.Message):
     DURATION_S_FIELD_NUMBER: builtins.int
     AT_S_FIELD_NUMBER: builtins.int
     EVAL_LOSS_FIELD_NUMBER: builtins.int
+    SPLIT_FIELD_NUMBER: builtins.int
     step: builtins.int
     attempt: builtins.int
     loss: builtins.float
@@ -156,6 +157,12 @@ class StepReport(google.protobuf.message.Message):
     at_s: builtins.float
     eval_loss: builtins.float
     """Loss on the held-out split, for steps that evaluated."""
+    @property
+    def split(self) -> global___StepSplit:
+        """Where the time of a step went: the mean over the ranks of rank 0's node, and over the steps
+        since the report before that has one. Absent in between, and where it is not known.
+        """
+
     def __init__(
         self,
         *,
@@ -168,9 +175,10 @@ class StepReport(google.protobuf.message.Message):
         duration_s: builtins.float = ...,
         at_s: builtins.float = ...,
         eval_loss: builtins.float | None = ...,
+        split: global___StepSplit | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_eval_loss", b"_eval_loss", "eval_loss", b"eval_loss"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_eval_loss", b"_eval_loss", "at_s", b"at_s", "attempt", b"attempt", "duration_s", b"duration_s", "eval_loss", b"eval_loss", "grad_norm", b"grad_norm", "learning_rate", b"learning_rate", "loss", b"loss", "step", b"step", "tokens", b"tokens"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_eval_loss", b"_eval_loss", "eval_loss", b"eval_loss", "split", b"split"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_eval_loss", b"_eval_loss", "at_s", b"at_s", "attempt", b"attempt", "duration_s", b"duration_s", "eval_loss", b"eval_loss", "grad_norm", b"grad_norm", "learning_rate", b"learning_rate", "loss", b"loss", "split", b"split", "step", b"step", "tokens", b"tokens"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_eval_loss", b"_eval_loss"]) -> typing.Literal["eval_loss"] | None: ...
 
 global___StepReport = StepReport

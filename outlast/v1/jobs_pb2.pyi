@@ -75,6 +75,9 @@ class Job(google.protobuf.message.Message):
     PRIORITY_FIELD_NUMBER: builtins.int
     QUEUE_POSITION_FIELD_NUMBER: builtins.int
     YIELDS_FIELD_NUMBER: builtins.int
+    HARDWARE_FLOPS_PER_S_FIELD_NUMBER: builtins.int
+    PERPLEXITY_FIELD_NUMBER: builtins.int
+    EPOCHS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     state: builtins.str
@@ -129,6 +132,18 @@ class Job(google.protobuf.message.Message):
     """
     yields: builtins.int
     """How often it has made room for a job of a higher priority."""
+    hardware_flops_per_s: builtins.float
+    """FLOPs per second now that the devices really do: those of `model_flops_per_s`, and what the
+    backward pass computes a second time because it was not kept (`parallel.recompute`).
+    """
+    perplexity: builtins.float
+    """Of the loss of the last step, where that is the cross-entropy of tokens in nats: absent for
+    a script, and where the loss has other parts: of the order of sentences, of routers of experts.
+    """
+    epochs: builtins.float
+    """Passes over the data of training so far, all sources together; absent for a script, and
+    while it is not known how many samples there are.
+    """
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -205,11 +220,16 @@ class Job(google.protobuf.message.Message):
         priority: builtins.int = ...,
         queue_position: builtins.int = ...,
         yields: builtins.int = ...,
+        hardware_flops_per_s: builtins.float = ...,
+        perplexity: builtins.float | None = ...,
+        epochs: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_exit_code", b"_exit_code", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_step_use", b"_step_use", "committed_step", b"committed_step", "exit_code", b"exit_code", "finished_s", b"finished_s", "grad_norm", b"grad_norm", "learning_rate", b"learning_rate", "loss", b"loss", "spec", b"spec", "step_use", b"step_use"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_exit_code", b"_exit_code", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_step_use", b"_step_use", "attempt", b"attempt", "checkpoint_url", b"checkpoint_url", "chosen_starts", b"chosen_starts", "committed_step", b"committed_step", "data_left_out", b"data_left_out", "device", b"device", "environment", b"environment", "environment_changes", b"environment_changes", "error", b"error", "ettr", b"ettr", "ettr_last_hour", b"ettr_last_hour", "exit_code", b"exit_code", "finished_s", b"finished_s", "full_model_flops_per_s", b"full_model_flops_per_s", "grad_norm", b"grad_norm", "job_id", b"job_id", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_per_s", b"model_flops_per_s", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "owner", b"owner", "peak_flops_per_s", b"peak_flops_per_s", "priority", b"priority", "queue_position", b"queue_position", "ranks", b"ranks", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "seconds", b"seconds", "skipped", b"skipped", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "step_use", b"step_use", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps", "yields", b"yields"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_epochs", b"_epochs", "_exit_code", b"_exit_code", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_perplexity", b"_perplexity", "_step_use", b"_step_use", "committed_step", b"committed_step", "epochs", b"epochs", "exit_code", b"exit_code", "finished_s", b"finished_s", "grad_norm", b"grad_norm", "learning_rate", b"learning_rate", "loss", b"loss", "perplexity", b"perplexity", "spec", b"spec", "step_use", b"step_use"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_epochs", b"_epochs", "_exit_code", b"_exit_code", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_perplexity", b"_perplexity", "_step_use", b"_step_use", "attempt", b"attempt", "checkpoint_url", b"checkpoint_url", "chosen_starts", b"chosen_starts", "committed_step", b"committed_step", "data_left_out", b"data_left_out", "device", b"device", "environment", b"environment", "environment_changes", b"environment_changes", "epochs", b"epochs", "error", b"error", "ettr", b"ettr", "ettr_last_hour", b"ettr_last_hour", "exit_code", b"exit_code", "finished_s", b"finished_s", "full_model_flops_per_s", b"full_model_flops_per_s", "grad_norm", b"grad_norm", "hardware_flops_per_s", b"hardware_flops_per_s", "job_id", b"job_id", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_per_s", b"model_flops_per_s", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "owner", b"owner", "peak_flops_per_s", b"peak_flops_per_s", "perplexity", b"perplexity", "priority", b"priority", "queue_position", b"queue_position", "ranks", b"ranks", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "seconds", b"seconds", "skipped", b"skipped", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "step_use", b"step_use", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps", "yields", b"yields"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_committed_step", b"_committed_step"]) -> typing.Literal["committed_step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_epochs", b"_epochs"]) -> typing.Literal["epochs"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_exit_code", b"_exit_code"]) -> typing.Literal["exit_code"] | None: ...
     @typing.overload
@@ -220,6 +240,8 @@ class Job(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_learning_rate", b"_learning_rate"]) -> typing.Literal["learning_rate"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_loss", b"_loss"]) -> typing.Literal["loss"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_perplexity", b"_perplexity"]) -> typing.Literal["perplexity"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_step_use", b"_step_use"]) -> typing.Literal["step_use"] | None: ...
 
@@ -606,6 +628,121 @@ class ResumeJobResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["job", b"job"]) -> None: ...
 
 global___ResumeJobResponse = ResumeJobResponse
+
+@typing.final
+class GetHistoryRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    MOST_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    most: builtins.int
+    """So many of the newest states, and of the newest checkpoints; 0: 1,000."""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        most: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "most", b"most"]) -> None: ...
+
+global___GetHistoryRequest = GetHistoryRequest
+
+@typing.final
+class GetHistoryResponse(google.protobuf.message.Message):
+    """Both lists are oldest first. The controller has noted them as they happened: what came before
+    it was of a version that notes them is missing.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATES_FIELD_NUMBER: builtins.int
+    CHECKPOINTS_FIELD_NUMBER: builtins.int
+    @property
+    def states(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobSpan]: ...
+    @property
+    def checkpoints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobCheckpoint]: ...
+    def __init__(
+        self,
+        *,
+        states: collections.abc.Iterable[global___JobSpan] | None = ...,
+        checkpoints: collections.abc.Iterable[global___JobCheckpoint] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoints", b"checkpoints", "states", b"states"]) -> None: ...
+
+global___GetHistoryResponse = GetHistoryResponse
+
+@typing.final
+class JobSpan(google.protobuf.message.Message):
+    """A time for which a job was in one state with one attempt."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    FROM_S_FIELD_NUMBER: builtins.int
+    UNTIL_S_FIELD_NUMBER: builtins.int
+    state: builtins.str
+    reason: builtins.str
+    """Why it came into this state, in words."""
+    attempt: builtins.int
+    """0 before the first."""
+    from_s: builtins.float
+    until_s: builtins.float
+    """Absent while it is in this state."""
+    def __init__(
+        self,
+        *,
+        state: builtins.str = ...,
+        reason: builtins.str = ...,
+        attempt: builtins.int = ...,
+        from_s: builtins.float = ...,
+        until_s: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_until_s", b"_until_s", "until_s", b"until_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_until_s", b"_until_s", "attempt", b"attempt", "from_s", b"from_s", "reason", b"reason", "state", b"state", "until_s", b"until_s"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_until_s", b"_until_s"]) -> typing.Literal["until_s"] | None: ...
+
+global___JobSpan = JobSpan
+
+@typing.final
+class JobCheckpoint(google.protobuf.message.Message):
+    """A checkpoint that was committed to storage. It may have been deleted there since: `outlast ckpt
+    list` reads what is there.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    COMMITTED_S_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    IS_NEWEST_FIELD_NUMBER: builtins.int
+    IS_GIVEN_UP_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    attempt: builtins.int
+    """Which saved it; 0 where that is not known."""
+    committed_s: builtins.float
+    """0 where it is not known."""
+    size_bytes: builtins.int
+    is_newest: builtins.bool
+    """What the job would load now."""
+    is_given_up: builtins.bool
+    """A person let the job go on before it: it is not loaded any more."""
+    def __init__(
+        self,
+        *,
+        step: builtins.int = ...,
+        attempt: builtins.int = ...,
+        committed_s: builtins.float = ...,
+        size_bytes: builtins.int = ...,
+        is_newest: builtins.bool = ...,
+        is_given_up: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "committed_s", b"committed_s", "is_given_up", b"is_given_up", "is_newest", b"is_newest", "size_bytes", b"size_bytes", "step", b"step"]) -> None: ...
+
+global___JobCheckpoint = JobCheckpoint
 
 @typing.final
 class PushCheckpointRequest(google.protobuf.message.Message):

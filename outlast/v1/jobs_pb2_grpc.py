@@ -80,6 +80,11 @@ class JobsStub(object):
                 request_serializer=outlast_dot_v1_dot_jobs__pb2.PushCheckpointRequest.SerializeToString,
                 response_deserializer=outlast_dot_v1_dot_jobs__pb2.PushCheckpointResponse.FromString,
                 _registered_method=True)
+        self.GetHistory = channel.unary_unary(
+                '/outlast.v1.Jobs/GetHistory',
+                request_serializer=outlast_dot_v1_dot_jobs__pb2.GetHistoryRequest.SerializeToString,
+                response_deserializer=outlast_dot_v1_dot_jobs__pb2.GetHistoryResponse.FromString,
+                _registered_method=True)
         self.Logs = channel.unary_stream(
                 '/outlast.v1.Jobs/Logs',
                 request_serializer=outlast_dot_v1_dot_jobs__pb2.LogsRequest.SerializeToString,
@@ -155,6 +160,13 @@ class JobsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetHistory(self, request, context):
+        """GetHistory says what states a job went through, and which of its checkpoints were committed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Logs(self, request, context):
         """Logs streams the output of a job's workers, oldest first.
         """
@@ -209,6 +221,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.PushCheckpoint,
                     request_deserializer=outlast_dot_v1_dot_jobs__pb2.PushCheckpointRequest.FromString,
                     response_serializer=outlast_dot_v1_dot_jobs__pb2.PushCheckpointResponse.SerializeToString,
+            ),
+            'GetHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetHistory,
+                    request_deserializer=outlast_dot_v1_dot_jobs__pb2.GetHistoryRequest.FromString,
+                    response_serializer=outlast_dot_v1_dot_jobs__pb2.GetHistoryResponse.SerializeToString,
             ),
             'Logs': grpc.unary_stream_rpc_method_handler(
                     servicer.Logs,
@@ -460,6 +477,33 @@ class Jobs(object):
             '/outlast.v1.Jobs/PushCheckpoint',
             outlast_dot_v1_dot_jobs__pb2.PushCheckpointRequest.SerializeToString,
             outlast_dot_v1_dot_jobs__pb2.PushCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outlast.v1.Jobs/GetHistory',
+            outlast_dot_v1_dot_jobs__pb2.GetHistoryRequest.SerializeToString,
+            outlast_dot_v1_dot_jobs__pb2.GetHistoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -79,6 +79,12 @@ class JobsStub:
     once; the job's reason says how it goes.
     """
 
+    GetHistory: grpc.UnaryUnaryMultiCallable[
+        outlast.v1.jobs_pb2.GetHistoryRequest,
+        outlast.v1.jobs_pb2.GetHistoryResponse,
+    ]
+    """GetHistory says what states a job went through, and which of its checkpoints were committed."""
+
     Logs: grpc.UnaryStreamMultiCallable[
         outlast.v1.jobs_pb2.LogsRequest,
         outlast.v1.jobs_pb2.LogsResponse,
@@ -145,6 +151,12 @@ class JobsAsyncStub:
     """PushCheckpoint uploads what the nodes of a paused job hold in host memory. It answers at
     once; the job's reason says how it goes.
     """
+
+    GetHistory: grpc.aio.UnaryUnaryMultiCallable[
+        outlast.v1.jobs_pb2.GetHistoryRequest,
+        outlast.v1.jobs_pb2.GetHistoryResponse,
+    ]
+    """GetHistory says what states a job went through, and which of its checkpoints were committed."""
 
     Logs: grpc.aio.UnaryStreamMultiCallable[
         outlast.v1.jobs_pb2.LogsRequest,
@@ -230,6 +242,14 @@ class JobsServicer(metaclass=abc.ABCMeta):
         """PushCheckpoint uploads what the nodes of a paused job hold in host memory. It answers at
         once; the job's reason says how it goes.
         """
+
+    @abc.abstractmethod
+    def GetHistory(
+        self,
+        request: outlast.v1.jobs_pb2.GetHistoryRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[outlast.v1.jobs_pb2.GetHistoryResponse, collections.abc.Awaitable[outlast.v1.jobs_pb2.GetHistoryResponse]]:
+        """GetHistory says what states a job went through, and which of its checkpoints were committed."""
 
     @abc.abstractmethod
     def Logs(

@@ -13,7 +13,7 @@ from controller.agent.core.reports import LAST_STEPS_S, Reports
 from controller.agent.observe.leftovers import left_steps
 from controller.agent.observe.reporter import Reporter
 from controller.agent.workers.worker import Worker
-from outlast.blackbox import StepRecord, Writer
+from outlast.blackbox import StepRecord, StepUse, Writer
 from outlast.v1 import agents_pb2
 from outlast.worker_contract import WorkerFiles
 
@@ -160,6 +160,72 @@ def test_step_that_the_job_does_not_have_is_left_out_and_later_ones_count(
     made = [event.progress.completed_step for event in events if event.HasField("progress")]
     assert made == [1, 2]
     assert steps_told(events) == [1, 2]
+
+
+def test_parts_of_steps_come_with_the_last_of_a_look(tmp_path: Path) -> None:
+    """As a mean of the ranks here: rank 1's forward passes take three times as long."""
+    files = [WorkerFiles.below(tmp_path, rank) for rank in range(2)]
+    boxes = [
+        Writer(paths.blackbox, rank=rank, world_size=2, attempt=1)
+        for rank, paths in enumerate(files)
+    ]
+    events: list[agents_pb2.AgentEvent] = []
+
+    def complete(*steps: int) -> None:
+        for step in steps:
+            for box, times in zip(boxes, (1, 3), strict=True):
+                box.used(
+                    StepUse(
+                        forward_ns=times * SECOND_NS,
+                        backward_ns=0,
+                        busy_ns=0,
+                        waited_ns=0,
+                        peak_memory_bytes=0,
+                    )
+                )
+                record = StepRecord(
+                    step=step,
+                    loss=1.0,
+                    grad_norm=1.0,
+                    learning_rate=0.1,
+                    tokens=8,
+                    start_ns=SECOND_NS,
+                    end_ns=2 * SECOND_NS,
+                    eval_loss=None,
+                )
+                box.completed(record)
+
+    async def run() -> None:
+        reporter = Reporter(lambda event, weight: events.append(event), lambda: True, Reports())
+        workers = [
+            Worker(
+                job_id="job",
+                attempt=1,
+                rank=rank,
+                paths=paths,
+                requested_ns=0,
+                gone=asyncio.get_running_loop().create_future(),
+                total_steps=60,
+            )
+            for rank, paths in enumerate(files)
+        ]
+        reporter.watch(workers)
+        for box in boxes:
+            box.resumed(0)
+        complete(1, 2)
+        reporter.look(10.0)
+        complete(3)
+        reporter.look(20.0)
+        for worker in workers:
+            worker.close()
+
+    asyncio.run(run())
+    for box in boxes:
+        box.close()
+    reports = [report for event in events for report in event.step_reports.reports]
+    assert [report.step for report in reports] == [1, 2, 3]
+    assert [report.HasField("split") for report in reports] == [False, True, True]
+    assert [report.split.forward_s for report in reports[1:]] == pytest.approx([2.0, 2.0])
 
 
 def test_new_agent_finds_the_steps_of_the_newest_attempt_of_jobs_not_forgotten(

@@ -83,7 +83,8 @@ class FakeAgent:
         self.log_queries: list[agents_pb2.LogQuery] = []
         # host:port of a metrics page that it claims to serve.
         self.metrics_address = ""
-        # What it says that its node has; nothing unless told to.
+        # What it says that the data and its node have; nothing unless told to.
+        self.num_samples = 0
         self.capacity: common_pb2.NodeCapacity | None = None
         self.running: dict[int, tuple[str, int]] = {}
         self._address = address
@@ -147,12 +148,15 @@ class FakeAgent:
                     resumed_step=resumed,
                     completed_at_s=time.time(),
                     start_split_s={"fork": 0.01, "first_step": 0.2},
+                    num_samples=self.num_samples,
                 ),
             )
         )
 
-    async def report(self, *losses: float, first_step: int = 1) -> int:
-        """Step reports, one for each loss."""
+    async def report(
+        self, *losses: float, first_step: int = 1, split: common_pb2.StepSplit | None = None
+    ) -> int:
+        """Step reports, one for each loss; the last has the parts of all of them."""
         job_id, attempt = next(iter(self.running.values()))
         reports = [
             common_pb2.StepReport(
@@ -165,6 +169,8 @@ class FakeAgent:
             )
             for index, loss in enumerate(losses)
         ]
+        if split is not None:
+            reports[-1].split.CopyFrom(split)
         return await self.send(
             agents_pb2.AgentEvent(
                 job_id=job_id,

@@ -22,6 +22,7 @@ from controller.service import Service
 from controller.specs import settings_of
 from controller.store.curves import Curves
 from controller.store.database import Database
+from controller.store.history import History
 from controller.store.journal import Journal
 from outlast.clock import SystemClock
 from outlast.ids import NodeId
@@ -57,6 +58,7 @@ async def service_on(folder: Path) -> AsyncIterator[tuple[Service, Edge]]:
         machine=machine,
         journal=journal,
         curves=Curves(database),
+        history=History(database),
         edge=edge,
         effects=Effects(lambda node, message: True, UnmanagedCluster(), NoSearches()),
         clock=SystemClock(),

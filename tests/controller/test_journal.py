@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ from outlast.clock import SystemClock
 from outlast.failures import ErrorKind, FailureClass
 from outlast.ids import JobId, NodeId
 from outlast.spec.parse import parse_spec
+from outlast.v1 import common_pb2
 from tests.controller.fakes import spec_document
 
 BATCH = 7
@@ -360,6 +362,33 @@ def test_curve_survives_a_restart_and_tells_what_is_new(tmp_path: Path) -> None:
     database = Database(tmp_path / "j")
     # Step 1 was trained on twice.
     assert Curves(database).num_tokens(JobId("j")) == 300
+    database.close()
+
+
+def test_parts_of_steps_are_kept(tmp_path: Path) -> None:
+    database = Database(tmp_path / "j")
+    curves = Curves(database)
+    split = common_pb2.StepSplit(forward_s=0.1, dp_exposed_s=0.25)
+    curves.take([step_row(1, 1, 5.0), replace(step_row(2, 1, 4.0), split=split)])
+    assert [row.split for row in curves.read(JobId("j"))] == [None, split]
+    database.close()
+
+
+def test_curve_of_an_older_version_is_read_and_goes_on(tmp_path: Path) -> None:
+    database = Database(tmp_path / "j")
+    curves = Curves(database)
+    curves.take([step_row(1, 1, 5.0)])
+    curves.flush()
+    database.close()
+    with sqlite3.connect(tmp_path / "j") as connection:
+        # As it was before steps had parts.
+        connection.execute("ALTER TABLE steps DROP COLUMN split")
+    connection.close()
+    database = Database(tmp_path / "j")
+    curves = Curves(database)
+    split = common_pb2.StepSplit(forward_s=0.1)
+    curves.take([replace(step_row(2, 1, 4.0), split=split)])
+    assert [(row.step, row.split) for row in curves.read(JobId("j"))] == [(1, None), (2, split)]
     database.close()
 
 

@@ -19,7 +19,7 @@ from starlette.routing import Route, Router
 from controller.addresses import reachable
 from controller.web.pages import SameSite
 from controller.web.parameters import MAX_BODY_BYTES
-from outlast.v1 import agents_pb2, ranks_pb2
+from outlast.v1 import agents_pb2, common_pb2, ranks_pb2
 from tests.controller.fakes import DEADLINE_S, Lab, lab, submit_request
 
 SPEC = {"name": "small", "steps": 10, "parallel": {"dp": 1}, "resources": {"workers_per_node": 1}}
@@ -113,12 +113,17 @@ def test_jobs_and_nodes_are_steered(tmp_path: Path) -> None:
 def test_a_curve_is_told_whole_and_as_it_grows(tmp_path: Path) -> None:
     async def scenario(bench: Lab, client: httpx.AsyncClient) -> None:
         job_id = await bench.start_job()
-        await bench.agents[0].report(5.0, 4.0, 3.0, first_step=2)
+        split = common_pb2.StepSplit(forward_s=0.03, dp_exposed_s=0.02)
+        await bench.agents[0].report(5.0, 4.0, 3.0, first_step=2, split=split)
         async with asyncio.timeout(DEADLINE_S):
             while (curve := await got(client, f"/jobs/{job_id}/curve"))["num_steps"] < 3:
                 await asyncio.sleep(0.02)
         assert curve["columns"]["step"] == [2, 3, 4]
         assert set(map(len, curve["columns"].values())) == {3}
+        # Steps that are reported together have the parts of their last one.
+        assert curve["columns"]["forward_s"] == [0.03] * 3
+        assert curve["columns"]["dp_exposed_s"] == [0.02] * 3
+        await bench.agents[0].report(2.0, first_step=5)
         few = await got(client, f"/jobs/{job_id}/curve", **{"from": 3, "to": 3})
         assert few["columns"]["step"] == [3]
         events = []
@@ -130,7 +135,39 @@ def test_a_curve_is_told_whole_and_as_it_grows(tmp_path: Path) -> None:
                 if name == "steps":
                     break
         assert events[0][1]["job_id"] == job_id
-        assert [report["step"] for report in events[-1][1]] == [4]
+        assert events[-1][1][0]["step"] == 4
+        assert events[-1][1][0]["split"]["forward_s"] == 0.03
+        while (curve := await got(client, f"/jobs/{job_id}/curve"))["num_steps"] < 4:
+            await asyncio.sleep(0.02)
+        assert curve["columns"]["forward_s"] == [0.03, 0.03, 0.03, None]
+
+    run(tmp_path, scenario)
+
+
+def test_what_a_job_went_through_is_told(tmp_path: Path) -> None:
+    async def scenario(bench: Lab, client: httpx.AsyncClient) -> None:
+        job_id = await bench.start_job()
+        agent = bench.agents[0]
+        await agent.commit(job_id, 1)
+        await agent.commit(job_id, 2)
+        await bench.agents[1].exit(1, -9, step=2)
+        await bench.started(2)
+        await bench.train(3, resumed=2)
+        await bench.reach(job_id, "RUNNING")
+        history = await got(client, f"/jobs/{job_id}/history")
+        spans = history["states"]
+        attempts = [each["attempt"] for each in spans if each["state"] == "RUNNING"]
+        assert attempts == [1, 2]
+        assert "SIGKILL" in next(each["reason"] for each in spans if each["state"] == "SUSPENDING")
+        assert [each["until_s"] for each in spans[:-1]] == [each["from_s"] for each in spans[1:]]
+        assert spans[-1]["until_s"] is None
+        known = [(each["step"], each["is_newest"]) for each in history["checkpoints"]]
+        assert known == [(1, False), (2, True)]
+        newest = await got(client, f"/jobs/{job_id}/history", most=1)
+        assert [each["step"] for each in newest["checkpoints"]] == [2]
+        refused = await client.get(f"/api/v1/jobs/{job_id}/history", params={"most": 10**6})
+        assert refused.status_code == 400
+        assert "allowed: 1 to" in refused.json()["error"]["message"]
 
     run(tmp_path, scenario)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from controller.agent.core.buffer import Weight
 from controller.agent.core.reports import LAST_STEPS_S, AttemptKey, Reports
 from controller.agent.observe.leftovers import LeftSteps
-from controller.agent.observe.steps import LastSteps
+from controller.agent.observe.steps import LastSteps, mean_split
 from controller.agent.workers.worker import EnvironmentNote, Worker, read_environment
 from controller.operations import set_operation
 from outlast.blackbox import NUM_STEP_RECORDS, Phase, Reader, StartMark, StepRecord
@@ -53,7 +53,8 @@ class _Rank:
     resumed_step: int = -1
     last: StepRecord | None = None
     first: StepRecord | None = None
-    unsent: list[StepRecord] = field(default_factory=list)
+    # Rank 0's that are in no report yet.
+    fresh: list[StepRecord] = field(default_factory=list)
     # Any other rank's that rank 0's agent may not have reported yet.
     recent: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=NUM_STEP_RECORDS))
     # The rank has ended and everything it left was read.
@@ -84,7 +85,7 @@ class _Rank:
         self.first = self.first or records[0]
         self.last = records[-1]
         if self.worker.rank == 0:
-            self.unsent.extend(records)
+            self.fresh.extend(records)
             return
         self.recent.extend(records)
         since_ns = records[-1].end_ns - LAST_STEPS_S * 1e9
@@ -107,8 +108,24 @@ class _Attempt:
     """Progress of one attempt on this node."""
 
     ranks: dict[int, _Rank] = field(default_factory=dict)
+    unsent: list[common_pb2.StepReport] = field(default_factory=list)
     # What each rank said of its numeric environment; empty before the first step of all.
     _environments: list[EnvironmentNote] = field(default_factory=list)
+
+    def look(self, attempt: int, *, is_connected: bool) -> None:
+        """Take in what every rank here has completed since the last look."""
+        for rank in self.ranks.values():
+            rank.look(is_connected=is_connected)
+        first = self.ranks.get(0)
+        if first is None or not first.fresh:
+            return
+        reports = [_step_report(record, attempt) for record in first.fresh]
+        uses = [rank.last_steps.use for rank in self.ranks.values()]
+        split = mean_split([use.split for use in uses if use is not None])
+        if split is not None:
+            reports[-1].split.CopyFrom(split)
+        self.unsent += reports
+        first.fresh = []
 
     def environment(self) -> Mapping[str, str]:
         """What decides the bits of the arithmetic here, as the first local rank has it."""
@@ -121,6 +138,10 @@ class _Attempt:
     def data_left_out(self) -> tuple[str, ...]:
         """What of its data source this node does not read, as the first local rank says."""
         return self._notes()[0].left_out
+
+    def num_samples(self) -> int:
+        """Samples in the data of training, as the first local rank says; 0: not known."""
+        return self._notes()[0].num_samples
 
     def skipped_checkpoints(self) -> tuple[tuple[int, str], ...]:
         """What the attempt could not load, if rank 0 is here: every rank says the same."""
@@ -165,8 +186,7 @@ class Reporter:
         attempt = self._attempts.get(key)
         if attempt is None or worker.rank not in attempt.ranks:
             return
-        for rank in attempt.ranks.values():
-            rank.look(is_connected=self._is_connected())
+        attempt.look(key.attempt, is_connected=self._is_connected())
         attempt.ranks[worker.rank].is_read = True
         self._send_steps(key, attempt)
         if is_last:
@@ -223,36 +243,35 @@ class Reporter:
     def look(self, now_s: float) -> None:
         """Look into every box once, and send what is new."""
         for key, attempt in self._attempts.items():
-            for rank in attempt.ranks.values():
-                rank.look(is_connected=self._is_connected())
+            attempt.look(key.attempt, is_connected=self._is_connected())
             if self._reports.are_steps_due(key, now_s):
                 self._send_steps(key, attempt)
             self._send_progress(key, attempt)
 
     def _send_steps(self, key: AttemptKey, attempt: _Attempt) -> None:
-        rank = attempt.ranks.get(0)
-        if rank is not None and rank.unsent:
-            self._report(key, rank.unsent)
-            rank.unsent = []
+        if attempt.unsent:
+            self._report(key, attempt.unsent)
+            attempt.unsent = []
 
     def _send_last_steps(self, key: AttemptKey, attempt: _Attempt) -> None:
         rank = attempt.ranks[min(attempt.ranks)]
         exit_ = rank.worker.exit
         if rank.recent and (exit_ is None or exit_.code != 0):
-            self._report(key, rank.recent)
+            self._report(key, [_step_report(each, key.attempt) for each in rank.recent])
 
     def report_unsent(self, left: Iterable[LeftSteps]) -> None:
         """Report steps that an agent before this one may not have reported."""
         for steps in left:
-            self._report(AttemptKey(steps.job_id, steps.attempt), steps.records)
+            key = AttemptKey(steps.job_id, steps.attempt)
+            self._report(key, [_step_report(each, key.attempt) for each in steps.records])
 
-    def _report(self, key: AttemptKey, records: Iterable[StepRecord]) -> None:
+    def _report(self, key: AttemptKey, reports: list[common_pb2.StepReport]) -> None:
         job_id, number = key
-        reports = agents_pb2.StepReports(
-            reports=[_step_report(record, number) for record in records]
-        )
         event = agents_pb2.AgentEvent(
-            job_id=job_id, attempt=number, at_s=node_time_s(), step_reports=reports
+            job_id=job_id,
+            attempt=number,
+            at_s=node_time_s(),
+            step_reports=agents_pb2.StepReports(reports=reports),
         )
         self._emit(event, Weight.STEPS)
 
@@ -285,6 +304,7 @@ class Reporter:
             environment=attempt.environment(),
             environment_changes=attempt.environment_changes(),
             data_left_out=attempt.data_left_out(),
+            num_samples=attempt.num_samples(),
         )
         event = agents_pb2.AgentEvent(
             job_id=job_id, attempt=number, at_s=node_time_s(), progress=progress

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from outlast.blackbox import Expected, Group, Phase, Reader, StepUse, TimeUse
@@ -48,6 +48,15 @@ class LastSteps:
         if now.step > first:
             self._use = _rank_use(self._before, now, now.step - first, reader.expected())
             self._before = now
+
+
+def mean_split(splits: Sequence[common_pb2.StepSplit]) -> common_pb2.StepSplit | None:
+    """Of several ranks; None of none."""
+    if not splits:
+        return None
+    names = common_pb2.StepSplit.DESCRIPTOR.fields_by_name
+    means = {name: sum(getattr(each, name) for each in splits) / len(splits) for name in names}
+    return common_pb2.StepSplit(**means)
 
 
 def _rank_use(

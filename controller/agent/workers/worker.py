@@ -45,12 +45,13 @@ class EnvironmentNote:
     """What a rank wrote of its numeric environment when it started.
 
     `skipped` are checkpoints that its attempt could not load: step and reason. `left_out` is
-    what of the data source is not read.
+    what of the data source is not read, `num_samples` how many samples training has in one pass.
     """
 
     environment: Mapping[str, str]
     changes: tuple[str, ...]
     left_out: tuple[str, ...] = ()
+    num_samples: int = 0
     skipped: tuple[tuple[int, str], ...] = ()
 
 
@@ -235,6 +236,7 @@ def read_environment(path: Path) -> EnvironmentNote:
         environment={_note(name): _note(value) for name, value in islice(named, _MAX_NOTES)},
         changes=_notes(document.get(EnvironmentField.CHANGES)),
         left_out=_notes(document.get(EnvironmentField.LEFT_OUT)),
+        num_samples=_count(document.get(EnvironmentField.NUM_SAMPLES)),
         skipped=tuple(islice(_skipped_steps(document.get(EnvironmentField.SKIPPED)), _MAX_NOTES)),
     )
 
@@ -242,6 +244,12 @@ def read_environment(path: Path) -> EnvironmentNote:
 def _notes(lines: object) -> tuple[str, ...]:
     given = lines if isinstance(lines, list) else ()
     return tuple(_note(line) for line in islice(given, _MAX_NOTES))
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return 0
+    return value if 0 <= value <= MAX_COUNT else 0
 
 
 def _note(value: object) -> str:

@@ -224,6 +224,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "duration_s": Number(0.0, MAX_DURATION_S),
         "at_s": Moment(),
         "eval_loss": AnyReal(),
+        "split": Part(),
     },
     "CheckpointCommitted": {
         "step": _STEP,
@@ -247,6 +248,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "environment": Pairs(keys=Text(128), values=Text(512), most=128),
         "environment_changes": Many(Text(1_024), 64),
         "data_left_out": Many(Text(1_024), 64),
+        "num_samples": Number(0, MAX_COUNT, instead=0),
     },
     "LogChunk": {
         "query_id": Name(_ID),

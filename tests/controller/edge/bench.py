@@ -30,6 +30,7 @@ from controller.specs import settings_of
 from controller.store.curves import Curves
 from controller.store.database import Database
 from controller.store.diagnoses import Diagnoses
+from controller.store.history import History
 from controller.store.journal import Journal
 from controller.web.metrics import ControllerMetrics
 from controller.web.metrics.sources import Sources
@@ -145,6 +146,7 @@ class Bench:
             machine=machine,
             journal=self.journal,
             curves=Curves(database),
+            history=History(database),
             edge=self.edge,
             effects=effects,
             clock=clock,

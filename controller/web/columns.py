@@ -1,0 +1,49 @@
+"""A curve as columns, thinned to what a page can show. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
+
+from controller.web.messages import as_json
+from controller.web.thinning import kept_rows
+from outlast.v1 import common_pb2
+
+PARTS = tuple(field.name for field in common_pb2.StepSplit.DESCRIPTOR.fields)
+
+
+def columns_of(
+    reports: Sequence[common_pb2.StepReport], points: int
+) -> dict[str, list[float | int | None]]:
+    """Steps as columns, about `points` rows that show every spike of the loss.
+
+    Where the time of a step went is reported once for several short ones, with the last of them:
+    here all of them have it.
+    """
+    evaluated = [row for row, each in enumerate(reports) if each.HasField("eval_loss")]
+    divided = [row for row, each in enumerate(reports) if each.HasField("split")]
+    kept = kept_rows([each.loss for each in reports], evaluated, points)
+    rows = [_row(reports[row], _split_at(reports, divided, row)) for row in kept]
+    names = _row(common_pb2.StepReport(), None)
+    return {name: [row[name] for row in rows] for name in names}
+
+
+def _split_at(
+    reports: Sequence[common_pb2.StepReport], divided: Sequence[int], row: int
+) -> common_pb2.StepSplit | None:
+    at = bisect_left(divided, row)
+    if at == len(divided) or reports[divided[at]].attempt != reports[row].attempt:
+        return None
+    return reports[divided[at]].split
+
+
+def _row(report: common_pb2.StepReport, split: common_pb2.StepSplit | None) -> dict[str, Any]:
+    row: dict[str, Any] = as_json(report, ("split",))
+    tokens = row.pop("tokens")
+    row["tokens_per_s"] = tokens / report.duration_s if report.duration_s > 0 else None
+    if not tokens:
+        # Its batch was left out.
+        row["loss"] = row["grad_norm"] = row["tokens_per_s"] = None
+    row |= dict.fromkeys(PARTS) if split is None else as_json(split)
+    return row
