@@ -151,8 +151,24 @@ def recomputed_flops_per_token(
     return total
 
 
+def hardware_flops_per_token(
+    shape: ModelShape, modes: Iterable[str], convention: Convention
+) -> float:
+    """FLOPs that devices do for one token: the model's, and what is computed a second time.
+
+    By the peak of the devices they are the hardware FLOPs utilization (HFU), as model FLOPs are
+    the model FLOPs utilization (MFU): with tokens/s T, devices n and peak P of each,
+    HFU = T (model + recomputed) / (n P) and MFU = T model / (n P), so HFU >= MFU, and equal
+    without recompute.
+
+    Source: PaLM, arXiv 2204.02311, section 4.1 and appendix B.
+    """
+    again = recomputed_flops_per_token(shape, modes, convention)
+    return flops_per_token(shape, convention) + again
+
+
 def utilization(flops_per_s: float, *, devices: int, peak_flops_per_s: float) -> float:
-    """Model FLOPs utilization: achieved model FLOP/s as a share of what the devices could do."""
+    """Utilization, of model or hardware FLOP/s: their share of what the devices could do."""
     return flops_per_s / (devices * peak_flops_per_s)
 
 

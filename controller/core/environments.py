@@ -23,6 +23,7 @@ class _Reported:
     environments: dict[NodeId, Mapping[str, str]] = field(default_factory=dict)
     changes: dict[NodeId, tuple[str, ...]] = field(default_factory=dict)
     left_out: dict[NodeId, tuple[str, ...]] = field(default_factory=dict)
+    num_samples: dict[NodeId, int] = field(default_factory=dict)
 
 
 def device_in(environment: str) -> str:
@@ -46,8 +47,10 @@ class EnvironmentTable:
         environment: Mapping[str, str],
         changes: tuple[str, ...],
         left_out: tuple[str, ...] = (),
+        *,
+        num_samples: int = 0,
     ) -> None:
-        """A node says what decides its bits, what of it changed, and what data it left out."""
+        """A node says what decides its bits, what of it changed, and what its data is."""
         known = self._reported.get(job)
         if known is None or known.attempt < attempt:
             known = self._reported[job] = _Reported(attempt)
@@ -55,6 +58,7 @@ class EnvironmentTable:
             known.environments[node] = environment
             known.changes[node] = changes
             known.left_out[node] = left_out
+            known.num_samples[node] = num_samples
 
     def forget(self, job: JobId) -> None:
         self._reported.pop(job, None)
@@ -70,6 +74,13 @@ class EnvironmentTable:
         if reported is None or reported.attempt != job.attempt:
             return ()
         return reported.left_out.get(job.nodes[0] or NodeId(""), ())[:MAX_CHANGES]
+
+    def num_samples(self, job: JobRecord) -> int:
+        """Samples in the data of training, as the node of rank 0 says; 0: not known."""
+        reported = self._reported.get(job.job_id)
+        if reported is None or reported.attempt != job.attempt:
+            return 0
+        return reported.num_samples.get(job.nodes[0] or NodeId(""), 0)
 
     def changes(self, job: JobRecord) -> tuple[str, ...]:
         """What changed since the resumed state was saved, and how nodes differ, in words."""

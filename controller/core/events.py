@@ -141,6 +141,8 @@ class JobAdvanced:
     environment: str = ""
     environment_changes: tuple[str, ...] = ()
     data_left_out: tuple[str, ...] = ()
+    # In one pass over the data of training; 0: not known.
+    num_samples: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,6 +156,7 @@ def _note_environment(ctx: Context, job: JobRecord, event: JobAdvanced) -> JobRe
             environment=event.environment,
             environment_changes=kept,
             data_left_out=event.data_left_out,
+            num_samples=event.num_samples or job.num_samples,
         )
     )
 

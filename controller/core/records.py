@@ -188,6 +188,8 @@ class JobRecord:
     environment: str = ""
     environment_changes: tuple[str, ...] = ()
     data_left_out: tuple[str, ...] = ()
+    # In one pass over the data of training; 0: not known.
+    num_samples: int = 0
     # Nodes that ran some attempt and have not been ordered to forget the job.
     held_by: tuple[NodeId, ...] = ()
     error: str = ""

@@ -15,6 +15,7 @@ from controller.core.environments import device_in
 from controller.core.kinds import EvidenceKind, Wanted
 from controller.core.records import Evidence, IncidentRecord, JobRecord, NodeRecord
 from controller.core.states import TERMINAL, IncidentState, JobState
+from controller.efficiency import epochs, hardware_flops, token_perplexity
 from controller.specs import spec_of
 from controller.store.curves import Curves
 from outlast.devices import reported_device
@@ -59,6 +60,9 @@ def brief_job(
         grad_norm=None if last is None else last.grad_norm,
         learning_rate=None if last is None else last.learning_rate,
         model_flops_per_s=speed * flops_per_token(spec.model.shape, Convention.WINDOWED),
+        hardware_flops_per_s=speed * hardware_flops(job.spec_json, Convention.WINDOWED),
+        perplexity=None if last is None else token_perplexity(job, last),
+        epochs=None if last is None else epochs(job, last),
         full_model_flops_per_s=speed * flops_per_token(spec.model.shape, Convention.FULL),
         ranks=job.plan.world_size,
         seconds={str(part): seconds for part, seconds in parts.items()},

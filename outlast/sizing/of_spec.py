@@ -11,7 +11,6 @@ _BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 def plan_input(spec: JobSpec, *, on_gpu: bool = False) -> PlanInput:
     """The numbers of `spec` that decide what it needs; `on_gpu` changes what a moment needs."""
     parallel, zero = spec.parallel, spec.parallel.zero
-    modes = parallel.recompute
     # One gather of a pipeline's step serves all of its micro-batches.
     by_default = "step" if parallel.pp > 1 else "micro_batch"
     return PlanInput(
@@ -30,13 +29,19 @@ def plan_input(spec: JobSpec, *, on_gpu: bool = False) -> PlanInput:
             reshards_each=(zero.reshard_after or by_default) == "micro_batch",
             reduces_each=(zero.reduce_after or by_default) == "micro_batch",
         ),
-        recompute=(modes,) * spec.model.layers if isinstance(modes, str) else modes,
+        recompute=recompute_modes(spec),
         micro_batch=parallel.micro_batch,
         global_batch=spec.data.global_batch,
         optimizer=spec.optimizer.name,
         sizes=_value_bytes(spec),
         on_gpu=on_gpu,
     )
+
+
+def recompute_modes(spec: JobSpec) -> tuple[str, ...]:
+    """What the backward pass computes again, by layer."""
+    modes = spec.parallel.recompute
+    return (modes,) * spec.model.layers if isinstance(modes, str) else modes
 
 
 def num_parameters(spec: JobSpec) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -156,7 +157,10 @@ def test_page_tells_of_a_job_from_its_start_to_its_recovery(tmp_path: Path) -> N
     async def scenario() -> None:
         async with lab(tmp_path) as bench:
             first, second = await bench.add_agents(2)
-            job_id = await bench.start_job()
+            first.num_samples = 100
+            job_id = await bench.start_job(
+                data={"global_batch": 20}, parallel={"dp": 2, "recompute": "full"}
+            )
             await first.report(2.0, 1.5)
             await first.send(
                 agents_pb2.AgentEvent(
@@ -182,7 +186,16 @@ def test_page_tells_of_a_job_from_its_start_to_its_recovery(tmp_path: Path) -> N
             await first.commit(job_id, 2, attempt=2)
             await until(lambda: first.acked_seq == first.sent_seq, "everything is durable")
             page = await asyncio.to_thread(read_page, bench)
+            told = (await bench.jobs.GetJob(jobs_pb2.GetJobRequest(job_id=job_id))).job
+        assert told.perplexity == pytest.approx(math.exp(1.5))
+        assert told.epochs == pytest.approx(2 * 20 / 100)
+        assert told.hardware_flops_per_s > told.model_flops_per_s > 0
         job = {"job_id": job_id}
+        assert page["outlast_perplexity", frozenset(job.items())] == told.perplexity
+        assert page["outlast_epochs", frozenset(job.items())] == told.epochs
+        flops = frozenset({**job, "convention": "windowed"}.items())
+        again = page["outlast_hardware_flops_per_second", flops]
+        assert again > page["outlast_model_flops_per_second", flops] > 0
         assert page["outlast_step", frozenset(job.items())] == 2
         assert page["outlast_loss", frozenset(job.items())] == 1.5
         assert page["outlast_restarts_total", frozenset(job.items())] == 1

@@ -9,6 +9,7 @@ from outlast.flops import (
     Convention,
     ModelShape,
     flops_per_token,
+    hardware_flops_per_token,
     mean_keys,
     recomputed_flops_per_token,
     utilization,
@@ -85,6 +86,18 @@ def test_a_step_with_full_recompute_is_equation_3_of_ptd_p() -> None:
     again = recomputed_flops_per_token(shape, ("full",) * layers, Convention.FULL)
     per_token = flops_per_token(shape, Convention.FULL) + again
     assert batch * seq * per_token == pytest.approx(formula)
+
+
+def test_hardware_flops_are_the_models_and_what_is_computed_again() -> None:
+    model = flops_per_token(GPT_175B, Convention.FULL)
+    none, full = (
+        hardware_flops_per_token(GPT_175B, (mode,) * GPT_175B.layers, Convention.FULL)
+        for mode in ("none", "full")
+    )
+    assert none == model
+    # The blocks' forward pass is a third of what they take; the output projection is kept.
+    head = 6 * GPT_175B.hidden * GPT_175B.vocab_size
+    assert full - model == pytest.approx((model - head) / 3)
 
 
 def test_selective_recompute_repeats_the_attention_products_only() -> None:

@@ -40,6 +40,8 @@ class Facts:
     digest: str
     left_out: tuple[str, ...]
     """What of the source is not read, in words."""
+    num_samples: int
+    """In one pass over the data of training, all sources together."""
     blend: Blend | None
     """Of training on tokens."""
     has_unpredicted: bool = False
@@ -98,18 +100,21 @@ def open_splits(spec: JobSpec, data_dir: Path) -> Splits:
     if spec.data.tokens is not None:
         return _of_tokens(spec, files_of_node(data_dir, spec.data.cache_bytes).open)
     files = prepare(data_dir, configure.data_options(spec))
+    train, num_samples = _text(spec, files.train, trains=True)
     return Splits(
-        train=_text(spec, files.train, trains=True),
-        evaluation=_text(spec, files.validation, trains=False),
+        train=train,
+        evaluation=_text(spec, files.validation, trains=False)[0],
         name=f"data.source {spec.data.source!r}",
         digest=files.digest,
         left_out=files.left_out,
+        num_samples=num_samples,
         blend=None,
         has_unpredicted=spec.data.masked.fraction > 0,
     )
 
 
-def _text(spec: JobSpec, path: Path, *, trains: bool) -> Split:
+def _text(spec: JobSpec, path: Path, *, trains: bool) -> tuple[Split, int]:
+    """A split of text, and how many samples it has."""
     dataset = TokenDataset(path, seq_len=spec.model.seq_len)
     plan = BatchPlan(
         num_samples=dataset.num_samples,
@@ -118,7 +123,7 @@ def _text(spec: JobSpec, path: Path, *, trains: bool) -> Split:
         num_replicas=spec.parallel.dp,
         seed=spec.seed,
     )
-    return Split(dataset, plan, _transform(spec, varies=trains))
+    return Split(dataset, plan, _transform(spec, varies=trains)), dataset.num_samples
 
 
 def _transform(spec: JobSpec, *, varies: bool) -> Transform | None:
@@ -187,6 +192,7 @@ def _of_tokens(spec: JobSpec, open_remote: OpenRemote) -> Splits:
         name=f"data.tokens {', '.join(weights)}",
         digest=hashlib.sha256(" ".join(digests).encode()).hexdigest(),
         left_out=(),
+        num_samples=sum(each.num_samples for each in trained_on),
         blend=blend,
         has_unpredicted=spec.data.masked.fraction > 0
         or spec.data.keeps_documents_apart

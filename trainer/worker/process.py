@@ -364,6 +364,7 @@ def _restore(
         EnvironmentField.ENVIRONMENT: environment(mesh.device),
         EnvironmentField.CHANGES: changes,
         EnvironmentField.LEFT_OUT: state.data.left_out,
+        EnvironmentField.NUM_SAMPLES: state.data.num_samples,
         EnvironmentField.SKIPPED: () if restored is None else restored.skipped,
     }
     write_whole(assignment.environment_path, document)

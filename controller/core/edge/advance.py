@@ -47,6 +47,7 @@ class AdvanceTable:
             dict(made.environment),
             tuple(made.environment_changes)[:MAX_CHANGES],
             tuple(made.data_left_out)[:MAX_CHANGES],
+            num_samples=made.num_samples,
         )
         if job is None:
             return []
@@ -107,6 +108,7 @@ class AdvanceTable:
                 environment=self._environments.of(job),
                 environment_changes=self._environments.changes(job),
                 data_left_out=self._environments.left_out(job),
+                num_samples=self._environments.num_samples(job),
             )
             for event in advanced
         ]

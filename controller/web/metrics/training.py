@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 from controller.core.environments import device_in
 from controller.core.records import JobRecord
 from controller.core.states import JobState
+from controller.efficiency import epochs, hardware_flops, token_perplexity
 from controller.families import Counter, Family, Gauge, Histogram
 from controller.specs import spec_of
 from controller.web.metrics.sources import Sources
@@ -25,6 +26,18 @@ CHANGED = Gauge(
 )
 LOSS = Gauge("outlast_loss", "Training loss of the last step", _BY_JOB)
 GRAD_NORM = Gauge("outlast_grad_norm", "Global gradient norm of the last step", _BY_JOB)
+PERPLEXITY = Gauge(
+    "outlast_perplexity",
+    "exp(loss) of the last step; absent where the loss is not the cross-entropy of tokens in nats "
+    "alone: of scripts, with the order of sentences, with terms of experts' routers",
+    _BY_JOB,
+)
+EPOCHS = Gauge(
+    "outlast_epochs",
+    "Passes over the data of training so far, all sources together; absent where it is not known "
+    "how many samples there are",
+    _BY_JOB,
+)
 LEARNING_RATE = Gauge("outlast_learning_rate", "Learning rate of the last step", _BY_JOB)
 SPEED = Gauge("outlast_tokens_per_second", "Speed over the last steps", _BY_JOB)
 TOKENS = Counter("outlast_tokens_total", "Tokens trained on, redone steps included", _BY_JOB)
@@ -49,9 +62,21 @@ UTILIZATION = Gauge(
     "(float32, all workers together), absent until every node was checked under this controller",
     (*_BY_JOB, "convention", "peak"),
 )
+HARDWARE_FLOPS = Gauge(
+    "outlast_hardware_flops_per_second",
+    "FLOPs per second over the last steps that the devices really do: model FLOPs, and what the "
+    "backward pass computes a second time (parallel.recompute); convention as of the model FLOPs",
+    (*_BY_JOB, "convention"),
+)
+HARDWARE_UTILIZATION = Gauge(
+    "outlast_hardware_flops_utilization_ratio",
+    "The same as a share of what the job's devices could do; peak as of the model FLOPs "
+    "utilization, which it exceeds by what is recomputed",
+    (*_BY_JOB, "convention", "peak"),
+)
 FAMILIES: tuple[Family, ...] = (
-    *(STEP, CHANGED, LOSS, GRAD_NORM, LEARNING_RATE, SPEED, TOKENS),
-    *(DURATION, GOODPUT, REDONE, FLOPS, UTILIZATION),
+    *(STEP, CHANGED, LOSS, PERPLEXITY, EPOCHS, GRAD_NORM, LEARNING_RATE, SPEED, TOKENS),
+    *(DURATION, GOODPUT, REDONE, FLOPS, UTILIZATION, HARDWARE_FLOPS, HARDWARE_UTILIZATION),
 )
 
 
@@ -64,6 +89,14 @@ def collect(sources: Sources) -> Iterator[Metric]:
     yield STEP.of(((job.job_id,), last.step) for job, last in lasts)
     yield CHANGED.of(((job.job_id,), last.at_s) for job, last in lasts)
     yield LOSS.of(((job.job_id,), last.loss) for job, last in lasts)
+    yield PERPLEXITY.of(
+        ((job.job_id,), value)
+        for job, last in lasts
+        if (value := token_perplexity(job, last)) is not None
+    )
+    yield EPOCHS.of(
+        ((job.job_id,), value) for job, last in lasts if (value := epochs(job, last)) is not None
+    )
     yield GRAD_NORM.of(((job.job_id,), last.grad_norm) for job, last in lasts)
     yield LEARNING_RATE.of(((job.job_id,), last.learning_rate) for job, last in lasts)
     yield TOKENS.of(((job.job_id,), curves.num_tokens(job.job_id)) for job, _ in lasts)
@@ -81,18 +114,26 @@ def _speeds(sources: Sources, jobs: list[JobRecord]) -> Iterator[Metric]:
         for job in jobs
     ]
     yield SPEED.of(((job.job_id,), speed) for job, speed in speeds)
-    flops = [
-        (job, convention, speed * flops_per_token(spec_of(job.spec_json).model.shape, convention))
-        for job, speed in speeds
-        for convention in Convention
-    ]
-    yield FLOPS.of(((job.job_id, convention), value) for job, convention, value in flops)
     peaks = {job.job_id: _peak(job, sources) for job in jobs}
-    yield UTILIZATION.of(
-        ((job.job_id, convention, peak.name), value / peak.flops_per_s)
-        for job, convention, value in flops
-        if (peak := peaks[job.job_id]) is not None
-    )
+    for per_token, rate, share in (
+        (_model_flops, FLOPS, UTILIZATION),
+        (hardware_flops, HARDWARE_FLOPS, HARDWARE_UTILIZATION),
+    ):
+        flops = [
+            (job, convention, speed * per_token(job.spec_json, convention))
+            for job, speed in speeds
+            for convention in Convention
+        ]
+        yield rate.of(((job.job_id, convention), value) for job, convention, value in flops)
+        yield share.of(
+            ((job.job_id, convention, peak.name), value / peak.flops_per_s)
+            for job, convention, value in flops
+            if (peak := peaks[job.job_id]) is not None
+        )
+
+
+def _model_flops(spec_json: str, convention: Convention) -> float:
+    return flops_per_token(spec_of(spec_json).model.shape, convention)
 
 
 def _is_training(job: JobRecord) -> bool:

@@ -67,6 +67,18 @@ def _now(whole: builders.Dashboard) -> None:
             f'max(outlast_model_flops_utilization_ratio{{{_JOB},convention="windowed"}})',
         ),
         number(
+            "Hardware FLOPs utilization",
+            "As the model FLOPs utilization, with what the backward pass computes a second time.",
+            "percentunit",
+            f'max(outlast_hardware_flops_utilization_ratio{{{_JOB},convention="windowed"}})',
+        ),
+        number(
+            "Epochs",
+            "Passes over the data of training, all sources together.",
+            "none",
+            f"max(outlast_epochs{{{_JOB}}})",
+        ),
+        number(
             "Faults it may survive",
             "What is left of the retry budget; it refills with the next stored checkpoint.",
             "none",
@@ -84,6 +96,12 @@ def _learning(whole: builders.Dashboard) -> None:
             "Training loss. It must not move when a step is done again after a fault.",
             "none",
             Query(f"max(outlast_loss{{{_JOB}}})", "loss"),
+        ),
+        graph(
+            "Perplexity",
+            "exp(loss) of training, where the loss is the cross-entropy of tokens.",
+            "none",
+            Query(f"max(outlast_perplexity{{{_JOB}}})", "perplexity"),
         ),
         graph(
             "Gradient norm",
@@ -229,11 +247,16 @@ def _load() -> tuple[Builder[Panel], ...]:
             ),
         ),
         graph(
-            "Model FLOPs",
-            "Model FLOPs per second, by both conventions of `outlast plan`.",
+            "FLOPs",
+            "Model FLOPs per second, and those of the hardware with what is recomputed, by both "
+            "conventions of `outlast plan`.",
             "flops",
             Query(
                 f"max by (convention) (outlast_model_flops_per_second{{{_JOB}}})", "{{convention}}"
+            ),
+            Query(
+                f"max by (convention) (outlast_hardware_flops_per_second{{{_JOB}}})",
+                "{{convention}}, hardware",
             ),
         ),
         graph(

@@ -51,11 +51,13 @@ def test_change_is_kept_with_the_job_noted_in_the_incident_and_told_once() -> No
         environment="torch 2.14.0",
         environment_changes=("n2: torch 2.13.0 is now 2.14.0",),
         data_left_out=("text cut at 4,096 of 10,000 bytes of /data",),
+        num_samples=4_096,
     )
     lines = driver.send(first)
     assert lines.count("alert") == 1
     job = driver.job()
     assert job.environment == "torch 2.14.0"
+    assert job.num_samples == 4_096
     assert job.data_left_out == ("text cut at 4,096 of 10,000 bytes of /data",)
     assert job.environment_changes == ("since step 8 (attempt 2): n2: torch 2.13.0 is now 2.14.0",)
     assert [entry.detail for entry in driver.incident().timeline if entry.phase == "environment"]
