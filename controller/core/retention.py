@@ -42,7 +42,8 @@ class Retention:
     ended_jobs: int = 1_000
     """Ended jobs that are kept at most; the oldest go first."""
     curve_steps: int = 100_000_000
-    """Steps in the loss curves of ended jobs, at about 100 bytes each; the oldest jobs go first."""
+    """Steps in the loss curves of ended jobs, at about 120 bytes each, or 210 where the parts of
+    a step are known; the oldest jobs go first."""
     incidents_per_job: int = 1_000
     """Closed incidents of a job that has not ended; the oldest go first."""
     incident_lines: int = 1_000

@@ -17,7 +17,7 @@ from controller.core.records import Evidence, IncidentRecord, JobRecord, NodeRec
 from controller.core.states import TERMINAL, IncidentState, JobState
 from controller.efficiency import epochs, hardware_flops, token_perplexity
 from controller.specs import spec_of
-from controller.store.curves import Curves
+from controller.store.curves import Curves, StepRow
 from outlast.devices import reported_device
 from outlast.flops import Convention, flops_per_token
 from outlast.ids import NodeId
@@ -33,8 +33,6 @@ def brief_job(
     parts = accounting.totals(job.account, now_s)
     last = curves.last(job.job_id)
     speed = curves.tokens_per_s(job.job_id) if job.state is JobState.RUNNING else 0.0
-    spec = spec_of(job.spec_json)
-    device = reported_device(device_in(job.environment))
     message = jobs_pb2.Job(
         job_id=job.job_id,
         name=job.name,
@@ -59,11 +57,6 @@ def brief_job(
         data_left_out=job.data_left_out,
         grad_norm=None if last is None else last.grad_norm,
         learning_rate=None if last is None else last.learning_rate,
-        model_flops_per_s=speed * flops_per_token(spec.model.shape, Convention.WINDOWED),
-        hardware_flops_per_s=speed * hardware_flops(job.spec_json, Convention.WINDOWED),
-        perplexity=None if last is None else token_perplexity(job, last),
-        epochs=None if last is None else epochs(job, last),
-        full_model_flops_per_s=speed * flops_per_token(spec.model.shape, Convention.FULL),
         ranks=job.plan.world_size,
         seconds={str(part): seconds for part, seconds in parts.items()},
         ettr=accounting.ettr(parts) or 0.0,
@@ -74,6 +67,21 @@ def brief_job(
     )
     message.owner, message.priority = job.owner, job.plan.priority
     message.yields = job.num_yields
+    message.MergeFrom(_efficiency(job, last, speed))
+    return message
+
+
+def _efficiency(job: JobRecord, last: StepRow | None, speed: float) -> jobs_pb2.Job:
+    """How well it uses its devices and its data."""
+    spec = spec_of(job.spec_json)
+    device = reported_device(device_in(job.environment))
+    message = jobs_pb2.Job(
+        model_flops_per_s=speed * flops_per_token(spec.model.shape, Convention.WINDOWED),
+        full_model_flops_per_s=speed * flops_per_token(spec.model.shape, Convention.FULL),
+        hardware_flops_per_s=speed * hardware_flops(job.spec_json, Convention.WINDOWED),
+        perplexity=None if last is None else token_perplexity(job, last),
+        epochs=None if last is None else epochs(job, last),
+    )
     if device is not None:
         message.device = device.name
         peak = device.peak_flops_per_s[spec.precision]

@@ -106,11 +106,15 @@ class Curves:
             self._version += 1
             values.append(_to_values(row, self._version))
         statement = insert(STEPS)
-        changed = {
+        changed: dict[str, sa.ColumnElement[object]] = {
             column.name: statement.excluded[column.name]
             for column in STEPS.columns
             if column.name not in ("job_id", "step")
         }
+        # The last steps before a fault are reported again, by nodes that know no parts of them.
+        is_again = statement.excluded.attempt == STEPS.c.attempt
+        known = sa.func.coalesce(statement.excluded.split, STEPS.c.split)
+        changed["split"] = sa.case((is_again, known), else_=statement.excluded.split)
         statement = statement.on_conflict_do_update(
             index_elements=["job_id", "step"],
             set_=changed,

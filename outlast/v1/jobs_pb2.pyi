@@ -708,8 +708,8 @@ global___JobSpan = JobSpan
 
 @typing.final
 class JobCheckpoint(google.protobuf.message.Message):
-    """A checkpoint that was committed to storage. It may have been deleted there since: `outlast ckpt
-    list` reads what is there.
+    """A checkpoint that was committed to storage. It may have been deleted there since: `outlast ckpt ls`
+    reads what is there.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

@@ -371,6 +371,11 @@ def test_parts_of_steps_are_kept(tmp_path: Path) -> None:
     split = common_pb2.StepSplit(forward_s=0.1, dp_exposed_s=0.25)
     curves.take([step_row(1, 1, 5.0), replace(step_row(2, 1, 4.0), split=split)])
     assert [row.split for row in curves.read(JobId("j"))] == [None, split]
+    # Another node reports the same step, and knows no parts of it; then it is done again.
+    curves.take([step_row(2, 1, 4.0)])
+    assert [row.split for row in curves.read(JobId("j"))] == [None, split]
+    curves.take([step_row(2, 2, 4.0)])
+    assert [row.split for row in curves.read(JobId("j"))] == [None, None]
     database.close()
 
 

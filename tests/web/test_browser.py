@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.controller.access.certificates import tokens_file
 from tests.controller.processes import UP, Controller, controller
@@ -29,7 +30,17 @@ data: {global_batch: 4, max_bytes: 65536}
 resources: {workers_per_node: 1, device: cpu, standby: 1}
 recovery: {heartbeat_period_s: 0.5, preflight: false}
 detectors: {hang: log}
+checkpoint: {storage_interval_steps: 20}
 eval: {interval_steps: 50}
+"""
+SHORT_SPEC = """\
+name: short
+steps: 20
+model: {layers: 1, hidden: 32, heads: 2, seq_len: 32}
+parallel: {dp: 1, micro_batch: 2}
+data: {global_batch: 4, max_bytes: 65536}
+resources: {workers_per_node: 1, device: cpu}
+recovery: {preflight: false}
 """
 PAGES = (
     "/jobs",
@@ -87,10 +98,18 @@ def job_id(chromium: Any, running: Controller) -> str:
 def test_a_job_trains_before_ones_eyes(chromium: Any, running: Controller, job_id: str) -> None:
     visit = Visit(chromium, base_of(running))
     visit.open(f"/jobs/{job_id}")
-    visit.page.locator("figure.chart canvas").nth(3).wait_for()
-    assert visit.page.locator("figure.chart canvas").count() == 4
+    visit.page.locator("figure.chart canvas").nth(4).wait_for()
+    assert visit.page.locator("figure.chart canvas").count() == 5
     first = step_of(visit)
     wait_for(lambda: step_of(visit) > first, "the step to rise without a reload")
+    # It has done compute and communication of its own, and committed a checkpoint.
+    parts = re.compile("^Parts of a step over steps; now: forward [0-9].*dp communication [0-9]")
+    visit.page.get_by_role("img", name=parts).wait_for()
+    for name in ("HFU", "Perplexity", "Epochs"):
+        tile = visit.page.locator(".tile").filter(has=visit.page.get_by_text(name, exact=True))
+        tile.get_by_text(re.compile("[0-9]")).first.wait_for()
+    newest = visit.page.get_by_role("row").filter(has_text="newest")
+    newest.get_by_text(re.compile("[0-9] [KM]iB")).wait_for()
     visit.page.get_by_role("button", name="Show the logs").click()
     visit.shows("training from the beginning")
     visit.is_fit_for_all()
@@ -118,6 +137,20 @@ def test_a_killed_rank_is_an_incident_that_closes(
     cluster_of(running).kill_rank(job_id, cluster_of(running).job(job_id).attempt, 1)
     row = visit.page.get_by_role("row").filter(has_text="worker killed")
     row.get_by_text("CLOSED").wait_for()
+    # The same on the axis of time, with the keys alone, and on the curves.
+    strip = visit.page.get_by_role("group", name="Attempts, incidents and checkpoints over time")
+    strip.get_by_role("button", name="Attempt 2,").wait_for()
+    strip.get_by_role("button").first.focus()
+    visit.page.keyboard.press("Home")
+    visit.page.locator("p.chosen", has_text="Attempt 1,").get_by_text("then SUSPENDING").wait_for()
+    incident = strip.get_by_role("button", name=f"Incident {job_id}.i1,")
+    fault = int(incident.get_attribute("data-at"))
+    for _ in range(fault):
+        visit.page.keyboard.press("ArrowRight")
+    visit.page.locator("p.chosen", has_text="worker killed").get_by_role("link").wait_for()
+    visit.page.locator("summary", has_text="A a new attempt, F a fault").click()
+    visit.page.locator(".marks").get_by_text("attempt 2 begins").wait_for()
+    visit.page.locator(".marks").get_by_role("link", name=f"{job_id}.i1").wait_for()
     row.get_by_role("link").click()
     visit.shows("What happened")
     visit.shows("killed by SIGKILL")
@@ -195,6 +228,26 @@ def slowdown(running: Controller, job_id: str) -> float:
         rows = {row["first"]: row["seconds"] for row in json.load(response)["rows"]}
     first, second = (sum(filter(None, rows.get(rank, []))) for rank in (0, 1))
     return second / first if first else 0.0
+
+
+def test_two_jobs_are_compared_by_every_curve(
+    chromium: Any, running: Controller, job_id: str
+) -> None:
+    cluster = cluster_of(running)
+    with cluster.client as client:
+        other = client.submit(yaml.safe_load(SHORT_SPEC)).job_id
+    cluster.wait_state(other, "SUCCEEDED")
+    visit = Visit(chromium, base_of(running))
+    visit.open(f"/jobs/{job_id}")
+    visit.page.get_by_label("Compare with").select_option(other)
+    shown = [
+        visit.page.get_by_role("img", name=re.compile(f"^{title} over steps; now: .*{other} [0-9]"))
+        for title in ("Loss", "Gradient norm", "Tokens per second", "Step time")
+    ]
+    shown.append(visit.page.get_by_role("img", name=re.compile(f"compute {other} [0-9]")))
+    for chart in shown:
+        chart.wait_for()
+    visit.is_fit_for_all()
 
 
 def test_a_node_is_cordoned(chromium: Any, running: Controller) -> None:

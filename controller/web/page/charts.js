@@ -8,6 +8,13 @@ const COLORS = {
   dark: ["#5cb8f0", "#f0913e", "#3cc9a0", "#d3a0e6"],
 };
 const HEIGHT_PX = 190;
+// A form and a letter besides the colour, for those who do not see it.
+export const MARKS = {
+  attempt: { color: "--quiet", dash: [4, 4], letter: "A", name: "a new attempt" },
+  fault: { color: "--warn", dash: [4, 4], letter: "F", name: "a fault" },
+  skipped: { color: "--bad", dash: [], letter: "S", name: "batches left out" },
+  rollback: { color: "--purple", dash: [8, 4], letter: "R", name: "gone back to an older state" },
+};
 
 function colorOf(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -23,16 +30,33 @@ function marked(marks) {
   return (plot) => {
     const { ctx, bbox } = plot;
     ctx.save();
-    ctx.setLineDash([4, 4]);
     ctx.lineWidth = devicePixelRatio;
+    ctx.font = `${10 * devicePixelRatio}px system-ui, sans-serif`;
+    ctx.textBaseline = "top";
+    const [left, right] = [bbox.left, bbox.left + bbox.width];
+    const sizePx = 10 * devicePixelRatio;
+    let lettered = { x: -Infinity, y: bbox.top };
     for (const mark of marks.current) {
       const x = plot.valToPos(mark.step, "x", true);
-      if (x < bbox.left || x > bbox.left + bbox.width) continue;
-      ctx.strokeStyle = colorOf(mark.isFault ? "--warn" : "--quiet");
+      const until = mark.last > mark.step ? plot.valToPos(mark.last, "x", true) : x;
+      if (until < left || x > right) continue;
+      const { color, dash, letter } = MARKS[mark.kind];
+      ctx.strokeStyle = ctx.fillStyle = colorOf(color);
+      if (until > x) {
+        ctx.globalAlpha = 0.2;
+        ctx.fillRect(Math.max(x, left), bbox.top, Math.min(until, right) - Math.max(x, left), bbox.height);
+        ctx.globalAlpha = 1;
+      }
+      if (x < left) continue;
+      ctx.setLineDash(dash);
       ctx.beginPath();
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
+      // Marks are in order: one right behind another has its letter below.
+      const isClose = x - lettered.x < sizePx && lettered.y + 2 * sizePx < bbox.top + bbox.height;
+      lettered = { x, y: isClose ? lettered.y + sizePx : bbox.top };
+      ctx.fillText(letter, x + 2 * devicePixelRatio, lettered.y);
     }
     ctx.restore();
   };
@@ -56,10 +80,12 @@ function options(title, series, sync, format, marks, width, isLog) {
       { label: "step", value: (plot, value) => value ?? plot.data[0].at(-1) ?? "–" },
       ...series.map((each, index) => ({
         label: each.label,
-        stroke: colors[index % colors.length],
+        stroke: each.color ? colorOf(each.color) : colors[index % colors.length],
         width: each.isDots ? 0 : 1.5,
+        dash: each.dash,
         points: { show: Boolean(each.isDots), size: 6, fill: colors[index % colors.length] },
-        spanGaps: false,
+        // Of two curves each has steps that the other lacks.
+        spanGaps: Boolean(each.spansGaps),
         // Where no cursor is, the last one.
         value: (plot, value, at) => {
           const shown = value ?? plot.data[at].findLast((each) => each !== null);
@@ -72,7 +98,7 @@ function options(title, series, sync, format, marks, width, isLog) {
 }
 
 /**
- * @param {{label: string, isDots?: boolean}[]} series
+ * @param {{label: string, isDots?: boolean, color?: string, dash?: number[], spansGaps?: boolean}[]} series
  * @param {(number|null)[][]} data steps, then the values of each series
  */
 export function Chart({ title, series, data, sync, format, marks = [], isLog = false }) {

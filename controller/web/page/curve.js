@@ -1,9 +1,20 @@
 // A job's curve as columns: what was read at first, and each step that has come since.
 
+const PARTS = [
+  "data_s", "forward_s", "backward_s", "optimizer_s", "tp_exposed_s", "pp_exposed_s", "dp_exposed_s",
+  "other_exposed_s", "data_wait_s",
+];
 export const NAMES = [
   "step", "attempt", "loss", "grad_norm", "learning_rate", "tokens_per_s", "duration_s", "at_s",
-  "eval_loss",
+  "eval_loss", ...PARTS,
 ];
+// What parts come to, for two jobs on one chart.
+export const GROUPS = {
+  compute: ["forward_s", "backward_s"],
+  communication: ["tp_exposed_s", "pp_exposed_s", "dp_exposed_s", "other_exposed_s"],
+  optimizer: ["optimizer_s"],
+  data: ["data_s"],
+};
 // More points than this on a chart cost time and show nothing.
 const MOST = 6000;
 
@@ -16,15 +27,24 @@ export function withReports(curve, reports) {
   if (reports.length === 0) return curve;
   const columns = Object.fromEntries(NAMES.map((name) => [name, [...curve[name]]]));
   for (const report of reports) {
-    const row = { ...report, tokens_per_s: report.duration_s > 0 ? report.tokens / report.duration_s : null };
+    const row = { ...report, ...report.split, tokens_per_s: report.duration_s > 0 ? report.tokens / report.duration_s : null };
     // A batch that was left out has no loss.
     if (report.tokens === 0) row.loss = row.grad_norm = row.tokens_per_s = null;
     let at = columns.step.length;
     while (at > 0 && columns.step[at - 1] >= row.step) at -= 1;
     const isAgain = columns.step[at] === row.step;
     for (const name of NAMES) columns[name].splice(at, isAgain ? 1 : 0, row[name] ?? null);
+    if (report.split) fillBack(columns, at);
   }
   return thinned(columns);
+}
+
+/** The parts of a step are also those of the steps before it that came without. */
+function fillBack(columns, last) {
+  const isLike = (at) => columns.attempt[at] === columns.attempt[last] && columns.forward_s[at] === null;
+  for (let at = last - 1; at >= 0 && isLike(at); at -= 1) {
+    for (const name of PARTS) columns[name][at] = columns[name][last];
+  }
 }
 
 /** Every other row of the older half, while there are too many. */
@@ -35,23 +55,57 @@ function thinned(columns) {
   return Object.fromEntries(NAMES.map((name) => [name, columns[name].filter(isKept)]));
 }
 
-/** Steps at which a new attempt began. */
-export function attemptMarks(curve) {
+/** The sum of columns, null where none of them is known. */
+export function summed(curve, names) {
+  return curve.step.map((_, at) => {
+    const known = names.map((name) => curve[name][at]).filter((value) => value !== null);
+    return known.length ? known.reduce((sum, value) => sum + value, 0) : null;
+  });
+}
+
+/**
+ * Series of several curves at the steps of all of them.
+ *
+ * @param {{steps: number[], values: (number|null)[]}[]} series
+ */
+export function joined(series) {
+  const steps = [...new Set(series.flatMap((each) => each.steps))].sort((a, b) => a - b);
+  const columns = series.map((each) => {
+    const values = new Map(each.steps.map((step, index) => [step, each.values[index]]));
+    return steps.map((step) => values.get(step) ?? null);
+  });
+  return [steps, ...columns];
+}
+
+/**
+ * What happened at steps, by step.
+ *
+ * @returns {{step: number, last?: number, kind: string, text: string, incident?: string}[]}
+ */
+export function marksOf(job, curve, incidents) {
   const marks = [];
   for (let index = 1; index < curve.step.length; index += 1) {
     if (curve.attempt[index] !== curve.attempt[index - 1]) {
-      marks.push({ step: curve.step[index], text: `attempt ${curve.attempt[index]}`, isFault: false });
+      marks.push({ step: curve.step[index], kind: "attempt", text: `attempt ${curve.attempt[index]} begins` });
     }
   }
-  return marks;
-}
-
-/** Values of another curve at the steps of this one and its own, as data of two series. */
-export function joined(first, second, name) {
-  const steps = [...new Set([...first.step, ...second.step])].sort((a, b) => a - b);
-  const column = (curve) => {
-    const values = new Map(curve.step.map((step, index) => [step, curve[name][index]]));
-    return steps.map((step) => values.get(step) ?? null);
-  };
-  return [steps, column(first), column(second)];
+  for (const each of incidents) {
+    if (each.is_note || each.fault_step < 0) continue;
+    const cause = each.cause.replaceAll("_", " ") || "a fault";
+    marks.push({ step: each.fault_step, kind: "fault", text: cause, incident: each.incident_id });
+    if (each.action === "roll_back" && each.resumed_step !== null) {
+      const text = `rolled back from step ${each.fault_step} to step ${each.resumed_step}`;
+      marks.push({ step: each.resumed_step, kind: "rollback", text, incident: each.incident_id });
+    }
+  }
+  for (const { first, last } of job.skipped) {
+    const which = first === last ? `batch of step ${first} is` : `batches of steps ${first} to ${last} are`;
+    marks.push({ step: first, last, kind: "skipped", text: `the ${which} left out` });
+  }
+  for (const each of job.chosen_starts) {
+    const from = each.step > 0 ? `after step ${each.step}` : "from the beginning";
+    const where = each.url ? ` with a checkpoint of ${each.url}` : "";
+    marks.push({ step: each.step, kind: "rollback", text: `a person let it go on ${from}${where}` });
+  }
+  return marks.sort((a, b) => a.step - b.step);
 }

@@ -64,6 +64,9 @@ export function words(name) {
 export const mfu = (job) =>
   job.peak_flops_per_s > 0 ? job.model_flops_per_s / job.peak_flops_per_s : null;
 
+export const hfu = (job) =>
+  job.peak_flops_per_s > 0 ? job.hardware_flops_per_s / job.peak_flops_per_s : null;
+
 /** Seconds until the last step, at the present pace. */
 export function leftS(job, stepS) {
   return known(stepS) ? (job.total_steps - job.step) * stepS : null;

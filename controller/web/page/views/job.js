@@ -1,14 +1,15 @@
 // One job: what it does and why, its curves, faults, time, logs and spec.
 
 import { ApiError, follow, get, post, RETRY_MS } from "/page/api.js";
-import { Chart } from "/page/charts.js";
-import { attemptMarks, emptyCurve, joined, withReports } from "/page/curve.js";
+import { emptyCurve, withReports } from "/page/curve.js";
 import {
-  ago, bytes, count, duration, ENDED, leftS, mfu, moment, number, percent, short, words,
+  ago, bytes, count, duration, ENDED, hfu, leftS, mfu, moment, number, percent, short, words,
 } from "/page/format.js";
 import {
   Actions, Failure, html, Link, Loading, Progress, Split, State, Table, Tile, useEffect, usePolled, useState,
 } from "/page/ui.js";
+import { Curves, STEP_PARTS } from "/page/views/curves.js";
+import { Checkpoints, Strip } from "/page/views/history.js";
 import { Logs } from "/page/views/logs.js";
 import { Trends } from "/page/views/trends.js";
 
@@ -16,12 +17,9 @@ const SECONDS = {
   productive: "green", checkpoint: "sky", redo: "orange", restore: "blue", detect: "red",
   diagnose: "purple", provision: "yellow", paused: "grey",
 };
-const STEP_PARTS = {
-  forward_s: "blue", backward_s: "sky", optimizer_s: "green", tp_exposed_s: "orange",
-  pp_exposed_s: "yellow", dp_exposed_s: "red", other_exposed_s: "purple", data_s: "grey",
-};
 // Incidents that a page shows; older ones have a page of their own.
 const NEWEST = 50;
+const HISTORY_S = 60;
 
 /** The job and its curve, followed live. */
 function useJob(name) {
@@ -102,8 +100,13 @@ function Tiles({ job, curve }) {
       detail=${isRunning ? html`<span>${duration(leftS(job, stepS))} left</span>` : ""} />
     <${Tile} label="Loss" value=${number(job.loss)}
       detail=${evaluated !== undefined ? `held out ${number(evaluated)}` : ""} />
+    ${job.perplexity !== null && html`<${Tile} label="Perplexity" value=${number(job.perplexity)}
+      detail=${evaluated !== undefined ? `held out ${number(Math.exp(evaluated))}` : ""} title="exp(loss)" />`}
+    ${job.epochs !== null && html`<${Tile} label="Epochs" value=${number(job.epochs, 3)} detail="of the training data" />`}
     <${Tile} label="Tokens/s" value=${short(job.tokens_per_s || null)} detail=${stepS ? `${duration(stepS)} a step` : ""} />
     <${Tile} label="MFU" value=${percent(mfu(job))} detail=${job.device || `${short(job.model_flops_per_s || null)}FLOP/s`} />
+    <${Tile} label="HFU" value=${percent(hfu(job))} detail="${short(job.hardware_flops_per_s || null)}FLOP/s"
+      title="Hardware FLOPs utilization: as the MFU, with what is computed a second time" />
     <${Tile} label="ETTR" value=${percent(job.ettr)} detail="last hour ${percent(job.ettr_last_hour)}"
       title="Productive share of the time since it was submitted" />
     <${Tile} label="Attempt" value=${count(job.attempt)} detail="${count(job.restarts)} restarts, ${count(job.retry_left)} retries left" />
@@ -113,53 +116,12 @@ function Tiles({ job, curve }) {
   <${Progress} done=${job.step} total=${job.total_steps} label="Steps done" />`;
 }
 
-function Curves({ job, curve, incidents, others }) {
-  const [compared, setCompared] = useState("");
-  const [other, setOther] = useState(null);
-  const [isLog, setLog] = useState(false);
-  useEffect(() => {
-    if (compared === "") {
-      setOther(null);
-      return;
-    }
-    get(["jobs", compared, "curve"]).then((read) => setOther(read.columns), () => setOther(null));
-  }, [compared]);
-  const marks = [
-    ...attemptMarks(curve),
-    ...incidents.filter((each) => !each.is_note && each.fault_step >= 0).map((each) => ({ step: each.fault_step, isFault: true })),
-  ];
-  const shared = { sync: job.job_id, marks };
-  const one = (name) => [curve.step, curve[name]];
-  const loss = other
-    ? { series: [{ label: job.job_id }, { label: compared }], data: joined(curve, other, "loss") }
-    : { series: [{ label: "loss" }, { label: "held out", isDots: true }], data: [curve.step, curve.loss, curve.eval_loss] };
-  return html`<section aria-labelledby="curves">
-    <div class="head">
-      <h2 id="curves">Curves</h2>
-      <label>Compare with <select value=${compared} onChange=${(event) => setCompared(event.target.value)}>
-        <option value="">no other</option>
-        ${others.map((each) => html`<option value=${each}>${each}</option>`)}
-      </select></label>
-      <label><input type="checkbox" checked=${isLog} onChange=${(event) => setLog(event.target.checked)} /> logarithmic loss</label>
-      <span class="quiet">Drag to zoom, double click to see all. Dashed: a new attempt; orange: a fault.</span>
-    </div>
-    <div class="charts">
-      <${Chart} ...${shared} ...${loss} title="Loss" format=${number} isLog=${isLog} />
-      <${Chart} ...${shared} title="Gradient norm" series=${[{ label: "gradient norm" }]} data=${one("grad_norm")} format=${number} />
-      <${Chart} ...${shared} title="Tokens per second" series=${[{ label: "tokens/s" }]} data=${one("tokens_per_s")} format=${short} />
-      <${Chart} ...${shared} title="Step time" series=${[{ label: "step time" }]} data=${one("duration_s")} format=${duration} />
-    </div>
-  </section>`;
-}
-
 function Times({ job }) {
   const seconds = Object.entries(job.seconds).map(([name, value]) => ({ name, value, color: SECONDS[name] ?? "grey" }));
   const order = Object.keys(SECONDS);
   seconds.sort((a, b) => order.indexOf(a.name) - order.indexOf(b.name));
   const use = job.step_use;
-  const parts = Object.entries(STEP_PARTS).map(([name, color]) => ({
-    name: name.replace("_exposed_s", " communication").replace("_s", ""), value: use?.split?.[name] ?? 0, color,
-  }));
+  const parts = Object.entries(STEP_PARTS).map(([part, [name, color]]) => ({ name, value: use?.split?.[part] ?? 0, color }));
   return html`<div class="columns">
     <section aria-labelledby="times">
       <h2 id="times">Where its time went</h2>
@@ -176,8 +138,8 @@ function Times({ job }) {
   </div>`;
 }
 
-/** Faults on one axis of time, above their table. */
-function Incidents({ job, incidents }) {
+/** Attempts, incidents and checkpoints on one axis of time, above the table of incidents. */
+function Course({ job, history, incidents }) {
   const columns = [
     { name: "Incident", cell: (each) => html`<${Link} to="/incidents/${each.incident_id}">${each.incident_id}<//>` },
     { name: "State", cell: (each) => html`<${State} state=${each.state} kind="incident" />` },
@@ -189,20 +151,16 @@ function Incidents({ job, incidents }) {
     { name: "Back after", isNumber: true, cell: (each) => duration(each.recovery_s) },
     { name: "Steps redone", isNumber: true, cell: (each) => count(each.steps_redone) },
   ];
-  const fromS = job.submitted_s;
-  const untilS = job.finished_s ?? Date.now() / 1000;
-  const share = (atS) => `${Math.min(100, Math.max(0, (100 * (atS - fromS)) / (untilS - fromS || 1)))}%`;
-  return html`<section aria-labelledby="faults">
-    <h2 id="faults">Incidents</h2>
-    ${incidents.length === 0
-      ? html`<p class="quiet">None.</p>`
-      : html`<div class="axis" aria-hidden="true">
-            ${incidents.map((each) => html`<span class=${each.closed_s ? "past" : "open"} style=${{ left: share(each.opened_s) }}
-              title="${each.incident_id}: ${words(each.cause)}"></span>`)}
-          </div>
-          <p class="ends quiet"><span>${moment(fromS)}</span><span>${moment(untilS)}</span></p>
-          <${Table} caption="Incidents" columns=${columns} rows=${[...incidents].reverse()} rowKey=${(each) => each.incident_id} />`}
-  </section>`;
+  return html`<section aria-labelledby="course">
+      <h2 id="course">What happened when</h2>
+      <${Strip} job=${job} history=${history} incidents=${incidents} />
+    </section>
+    <section aria-labelledby="faults">
+      <h2 id="faults">Incidents</h2>
+      ${incidents.length === 0
+        ? html`<p class="quiet">None.</p>`
+        : html`<${Table} caption="Incidents" columns=${columns} rows=${[...incidents].reverse()} rowKey=${(each) => each.incident_id} />`}
+    </section>`;
 }
 
 function Facts({ job }) {
@@ -211,7 +169,6 @@ function Facts({ job }) {
     <dl class="facts">
       <dt>Submitted</dt><dd>${moment(job.submitted_s)} (${ago(job.submitted_s)})${job.owner && ` by ${job.owner}`}</dd>
       <dt>Priority</dt><dd>${job.priority}${job.yields > 0 && `; made room for other jobs ${job.yields} ${job.yields === 1 ? "time" : "times"}`}</dd>
-      <dt>Checkpoints</dt><dd><code>${job.checkpoint_url}</code></dd>
       <dt>Nodes</dt><dd>${(job.nodes ?? []).slice(0, 64).join(", ") || "none"}${job.nodes?.length > 64 ? " …" : ""}</dd>
       <dt>Arithmetic</dt><dd>${job.environment || "not known yet"}</dd>
       ${job.data_left_out.length > 0 && html`<dt>Data left out</dt><dd>${job.data_left_out.join("; ")}</dd>`}
@@ -223,16 +180,21 @@ function Facts({ job }) {
 export function JobView({ name }) {
   const { job, curve, error, isLive } = useJob(name);
   const incidents = usePolled(() => get(["incidents"], { job: name, newest: NEWEST, brief: true }), [name]);
+  const history = usePolled(() => get(["jobs", name, "history"]), 
+    // Nothing else changes it.
+    [name, job?.state, job?.attempt, job?.committed_step], HISTORY_S);
   const jobs = usePolled(() => get(["jobs"]), [name], 30);
   if (error) return html`<h1>${name}</h1><${Failure} error=${error} />`;
   if (job === null) return html`<h1>${name}</h1><${Loading} />`;
   const found = incidents.value?.incidents ?? [];
+  const passed = history.value ?? { states: [], checkpoints: [] };
   const others = (jobs.value?.jobs ?? []).map((each) => each.job_id).filter((each) => each !== name);
   return html`<${Head} job=${job} isLive=${isLive} />
     <${Tiles} job=${job} curve=${curve} />
     <${Curves} job=${job} curve=${curve} incidents=${found} others=${others} />
     <${Times} job=${job} />
-    <${Incidents} job=${job} incidents=${found} />
+    <${Course} job=${job} history=${passed} incidents=${found} />
+    <${Checkpoints} job=${job} history=${passed} />
     <${Trends} job=${job} />
     <${Logs} job=${job} />
     <${Facts} job=${job} />`;
