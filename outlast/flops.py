@@ -16,10 +16,12 @@ computes again is not model work: `recomputed_flops_per_token` has it.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import cycle, islice
+from itertools import cycle
 
 
 class Convention(StrEnum):
@@ -115,9 +117,11 @@ class ModelShape:
         """Tokens that one layer attends to; None: all before it."""
         return self.windows[layer % len(self.windows)]
 
-    def layer_windows(self) -> Iterable[int | None]:
-        """The window of every layer, first layer first."""
-        return islice(cycle(self.windows), self.layers)
+    @property
+    def period(self) -> int:
+        """After so many layers they repeat."""
+        of_experts = 1 if self.experts is None else len(self.experts.layers)
+        return math.lcm(len(self.windows), of_experts)
 
 
 def mean_keys(shape: ModelShape, window: int | None, convention: Convention) -> float:
@@ -130,10 +134,14 @@ def mean_keys(shape: ModelShape, window: int | None, convention: Convention) -> 
 
 def flops_per_token(shape: ModelShape, convention: Convention) -> float:
     """FLOPs of forward and backward for one token."""
-    blocks = sum(shape.block_weights(layer) for layer in range(shape.layers))
+    period, layers = shape.period, shape.layers
+    # Layers that are a period apart are alike: of a deep model few need looking at.
+    counts = {first: (layers - first - 1) // period + 1 for first in range(min(period, layers))}
+    blocks = sum(count * shape.block_weights(layer) for layer, count in counts.items())
     weights = blocks + shape.hidden * (shape.vocab_size + shape.head_transform * shape.hidden)
     return 6 * weights + 3 * sum(
-        _attention_flops(shape, window, convention) for window in shape.layer_windows()
+        count * _attention_flops(shape, shape.window_of(layer), convention)
+        for layer, count in counts.items()
     )
 
 
@@ -142,12 +150,13 @@ def recomputed_flops_per_token(
 ) -> float:
     """FLOPs that the backward pass spends on what it did not keep, by each layer's mode."""
     total = 0.0
-    for layer, (mode, window) in enumerate(zip(modes, shape.layer_windows(), strict=True)):
+    counts = Counter(zip(modes, cycle(range(shape.period)), strict=False))
+    for (mode, layer), count in counts.items():
         if mode == "none":
             continue
-        total += _attention_flops(shape, window, convention)
+        total += count * _attention_flops(shape, shape.window_of(layer), convention)
         if mode == "full":
-            total += 2 * shape.block_weights(layer)
+            total += count * 2 * shape.block_weights(layer)
     return total
 
 

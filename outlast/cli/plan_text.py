@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from outlast.spec import JobSpec
     from trainer.core.estimate import Plan
     from trainer.core.memory import RankMemory
+    from trainer.core.projection import Projection
 
 # More groups than this tell a person nothing that the first ones do not.
 _MAX_GROUPS = 8
@@ -231,7 +232,16 @@ def _projection_lines(spec: JobSpec, projected: Projected) -> list[tuple[str, st
             f"{100 * step.mfu_windowed:.1f} % (attention as masked), "
             f"{100 * step.mfu_full:.1f} % (full attention counted)",
         ),
+        *_hardware_line(step),
     ]
+
+
+def _hardware_line(step: Projection) -> list[tuple[str, str]]:
+    """The same as MFU where nothing is computed a second time."""
+    if not step.recompute_s:
+        return []
+    text = f"{100 * step.hfu_windowed:.1f} % and {100 * step.hfu_full:.1f} %, recompute counted too"
+    return [("HFU", text)]
 
 
 def _links_inside(spec: JobSpec, projected: Projected) -> str:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from outlast.flops import ModelShape
 from outlast.layout import Layout
 from outlast.sizing.partition import ModelPart, stage_parts
+
+# What decides the cost of a layer besides the model: recompute, window, rotation, experts.
+_Kind: TypeAlias = tuple[str, int | None, bool, bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,14 +191,17 @@ def stage_units(facts: PlanInput, stage: int) -> Units:
     parts = facts.parts(stage)
     has_table = not model.tied_embeddings or facts.splits_tied_table
     is_first, is_last = (any(p.is_first for p in parts), any(p.is_last for p in parts))
+    layers = layers_of(parts)
+    # Layers differ in whether they have experts: of a deep model two are looked at.
+    first = {model.shape.experts_of(layer) is not None: layer for layer in layers}
+    blocks = {kind: _block_parameters(model, layer, tp) for kind, layer in first.items()}
+    divided = {
+        kind: (ep > 1) * _expert_parameters(model, layer, tp) for kind, layer in first.items()
+    }
+    kinds = [model.shape.experts_of(layer) is not None for layer in layers]
     return Units(
-        blocks=tuple(
-            _block_parameters(model, layer, tp) - (ep > 1) * _expert_parameters(model, layer, tp)
-            for layer in layers_of(parts)
-        ),
-        divided=tuple(
-            (ep > 1) * _expert_parameters(model, layer, tp) // ep for layer in layers_of(parts)
-        ),
+        blocks=tuple(blocks[kind] - divided[kind] for kind in kinds),
+        divided=tuple(divided[kind] // ep for kind in kinds),
         input_ends=_input_parameters(model, tp) if is_first else 0,
         input_norm=_input_norm_parameters(model) if is_first else 0,
         output_ends=_output_parameters(model, tp, has_table=has_table) if is_last else 0,
@@ -229,16 +235,33 @@ def summed_by_tensor_ranks(facts: PlanInput, stage: int) -> int:
 
 def layer_kinds(facts: PlanInput, parts: Iterable[ModelPart]) -> dict[int, int]:
     """Of layers that are alike one, and how many there are: a deep model has few kinds."""
-    model = facts.model
-    first: dict[tuple[str, int | None, bool, bool], int] = {}
+    first: dict[_Kind, int] = {}
     counts: dict[int, int] = {}
     for layer in layers_of(parts):
-        has_experts = model.shape.experts_of(layer) is not None
-        window = model.shape.window_of(layer)
-        kind = facts.recompute[layer], window, model.rotates(layer), has_experts
-        alike = first.setdefault(kind, layer)
+        alike = first.setdefault(_kind(facts, layer), layer)
         counts[alike] = counts.get(alike, 0) + 1
     return counts
+
+
+def alike_stages(facts: PlanInput) -> dict[int, int]:
+    """Of stages that hold the same the first one, and how many there are."""
+    kinds = [_kind(facts, layer) for layer in range(facts.model.shape.layers)]
+    first: dict[tuple[object, ...], int] = {}
+    counts: dict[int, int] = {}
+    for stage in range(facts.layout.pp):
+        held = tuple(
+            (part.is_first, part.is_last, tuple(kinds[layer] for layer in part.layers))
+            for part in facts.parts(stage)
+        )
+        alike = first.setdefault(held, stage)
+        counts[alike] = counts.get(alike, 0) + 1
+    return counts
+
+
+def _kind(facts: PlanInput, layer: int) -> _Kind:
+    model = facts.model
+    has_experts = model.shape.experts_of(layer) is not None
+    return facts.recompute[layer], model.shape.window_of(layer), model.rotates(layer), has_experts
 
 
 def layers_of(parts: Iterable[ModelPart]) -> list[int]:

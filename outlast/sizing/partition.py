@@ -66,7 +66,7 @@ def stage_parts(
     )
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=256)
 def _split(num_layers: int, num_parts: int, given: tuple[int, ...] | None) -> tuple[range, ...]:
     # A plan asks for every stage, several times.
     return split_layers(num_layers, num_parts, given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -10,7 +11,7 @@ from outlast.flops import ModelShape
 from outlast.layout import Layout
 from outlast.sizing.parameters import ModelFacts, PlanInput, ZeroFacts
 from trainer.core.projection import Machine, Projection, project
-from trainer.core.traffic import embedding_bytes, replica_messages
+from trainer.core.traffic import embedding_bytes, message_bytes, replica_messages
 
 SHAPE = ModelShape(
     layers=8, hidden=64, heads=4, kv_heads=4, mlp_hidden=256, vocab_size=256, seq_len=32
@@ -153,6 +154,54 @@ def test_groups_inside_a_node_use_its_own_links(
         ("dp", step.dp_bytes_per_s),
     ):
         assert speed == (1e8 if name in inside.split() else 1e6), name
+
+
+@pytest.mark.parametrize("ranks_per_node", [1, 2, 3, 4, 6, 8])
+def test_links_are_those_that_the_groups_of_ranks_cross(ranks_per_node: int) -> None:
+    """What follows from degrees alone is what looking at each group gives."""
+    shape = replace(SHAPE, hidden=96, heads=12, kv_heads=12, vocab_size=240, seq_len=36)
+    model = ModelFacts(shape=shape, tied_embeddings=False)
+    for tp, pp, dp in product((1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 4)):
+        layout = Layout(tp=tp, pp=pp, dp=dp)
+        step = project(
+            facts(layout, model=model), machine(1e6, peer=1e8, ranks_per_node=ranks_per_node)
+        )
+        for groups, speed in (
+            (layout.tp_groups(), step.tp_bytes_per_s),
+            (layout.pp_groups(), step.pp_bytes_per_s),
+            (layout.dp_groups(), step.dp_bytes_per_s),
+        ):
+            nodes = [{rank // ranks_per_node for rank in group} for group in groups]
+            inside = all(len(each) == 1 for each in nodes)
+            assert speed == (1e8 if inside else 1e6), (layout, ranks_per_node)
+
+
+def test_recompute_is_work_of_the_hardware_and_not_of_the_model() -> None:
+    plain, full = (fast(Layout(), recompute=(mode,) * 8) for mode in ("none", "full"))
+    assert (plain.recompute_s, plain.hfu_windowed) == (0, pytest.approx(plain.mfu_windowed))
+    assert full.hfu_windowed == pytest.approx(0.5)
+    assert full.mfu_windowed == pytest.approx(0.5 * plain.step_s / full.step_s)
+    # A third forward pass of the blocks; the head is not computed again.
+    assert full.recompute_s == pytest.approx(8 * 8 * BLOCK_FLOPS / 3 / FLOPS_PER_S)
+
+
+def test_messages_between_stages_that_are_longer_than_a_pass_show() -> None:
+    """Two chunks of each stage: inner stages send four messages for each micro-batch."""
+    job = facts(Layout(pp=4), schedule="interleaved", virtual_stages=2)
+    pass_s = (2 * BLOCK_FLOPS) / FLOPS_PER_S
+    for share, shown in ((0.2, 0.0), (0.5, 8 * (4 * 0.5 - 1))):
+        link = message_bytes(job) / (share * pass_s)
+        step = project(job, machine(link))
+        assert step.pp_exposed_s / pass_s == pytest.approx(6 * share + shown)
+
+
+def test_chunks_hide_messages_of_a_step_behind_rounds_of_other_chunks() -> None:
+    """Only the part of the chunk that comes first, or last, has its own pass alone."""
+    chunks = {"schedule": "interleaved", "virtual_stages": 2}
+    plain, virtual = (facts(Layout(pp=2, dp=2), **more) for more in ({}, chunks))
+    link = replica_messages(plain, 0).reduced_bytes / (4 * BLOCK_FLOPS / FLOPS_PER_S)
+    shown, hidden = (project(job, machine(link)).dp_exposed_s for job in (plain, virtual))
+    assert hidden == pytest.approx(shown / 2)
 
 
 def test_a_tied_table_is_summed_after_everything_else() -> None:

@@ -8,13 +8,14 @@ to hide. Then for each stage and micro-batch
 
 and a step takes the busiest stage's micro-batches, the way of one micro-batch
 through the other stages (the bubble), the messages of filling and draining the
-pipeline, and what of the replicas' messages is longer than the passes that they
-run beside. Embeddings, norms and activations are taken to cost nothing.
+pipeline, what of a stage's messages to its neighbours is longer than the pass beside
+them, and what of the replicas' messages is longer than the passes that they run
+beside. Embeddings, norms and activations are taken to cost nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outlast.flops import (
@@ -25,8 +26,9 @@ from outlast.flops import (
     recomputed_flops_per_token,
     utilization,
 )
-from outlast.sizing.parameters import PlanInput, layers_of
+from outlast.sizing.parameters import PlanInput, alike_stages, layers_of
 from trainer.core.traffic import (
+    boundaries,
     embedding_bytes,
     end_bytes,
     expert_bytes,
@@ -57,6 +59,8 @@ class Projection:
     step_s: float
     compute_s: float
     """Of the busiest stage; it decides."""
+    recompute_s: float
+    """Of that, what is computed a second time."""
     bubble_s: float
     tp_exposed_s: float
     pp_exposed_s: float
@@ -64,6 +68,9 @@ class Projection:
     tokens_per_s: float
     mfu_full: float
     mfu_windowed: float
+    hfu_full: float
+    """Hardware utilization: what is computed again counts as well; as below."""
+    hfu_windowed: float
     tp_bytes_per_s: float
     """Of the link that tensor groups were taken to use; as below."""
     pp_bytes_per_s: float
@@ -77,6 +84,8 @@ class _Pass:
     forward_s: float
     backward_s: float
     """Recompute included."""
+    again_s: float
+    """Of that, the recompute."""
     tensor_s: float
     """Messages of tensor groups that do not hide, and those between experts, none of which do."""
 
@@ -92,60 +101,98 @@ class _Pass:
 def project(facts: PlanInput, machine: Machine) -> Projection:
     """The step that `facts` describe on `machine`."""
     layout, micro_batches = facts.layout, facts.num_micro_batches
-    tp_speed = _speed(layout.tp_groups(), machine)
-    pp_speed = _speed(layout.pp_groups(), machine)
-    dp_speed = _speed(layout.dp_groups(), machine)
-    stages = range(layout.pp)
-    passes = [_stage_pass(facts, machine, stage, tp_speed) for stage in stages]
-    busiest = max(passes, key=lambda one: one.total_s)
+    tp_speed = _speed(layout.tp, layout.tp, facts, machine)
+    pp_speed = _speed(layout.pp, layout.world_size, facts, machine)
+    dp_speed = _speed(layout.dp, layout.tp * layout.dp, facts, machine)
+    alike = alike_stages(facts)
+    passes = {stage: _stage_pass(facts, machine, stage, tp_speed) for stage in alike}
+    busiest = max(passes.values(), key=lambda one: one.total_s)
     # A chunk is a part of a stage, and the pipeline fills and drains chunk by chunk.
-    others_s = sum(one.total_s for one in passes) - busiest.total_s
-    bubble_s = others_s / facts.virtual_stages
+    all_s = sum(count * passes[stage].total_s for stage, count in alike.items())
+    bubble_s = (all_s - busiest.total_s) / facts.virtual_stages
+    beyond_s = max(
+        max(0.0, boundaries(facts, stage) * message_bytes(facts) / pp_speed - one.total_s)
+        for stage, one in passes.items()
+    )
     hops = 2 * (layout.pp - 1)
     # Nothing runs beside the sum of a tied table's gradients.
     pipeline_s = (hops * message_bytes(facts) + embedding_bytes(facts)) / pp_speed
-    exposed_s = max(_exposed_replicas_s(facts, stage, passes[stage], dp_speed) for stage in stages)
+    pipeline_s += micro_batches * beyond_s
+    exposed_s = max(_exposed_replicas_s(facts, stage, passes[stage], dp_speed) for stage in alike)
     step_s = micro_batches * busiest.total_s + bubble_s + pipeline_s + exposed_s
-    tokens_per_s = facts.global_batch * facts.model.shape.seq_len / step_s
-
-    def mfu(convention: Convention) -> float:
-        return utilization(
-            tokens_per_s * flops_per_token(facts.model.shape, convention),
-            devices=layout.world_size,
-            peak_flops_per_s=machine.peak_flops_per_s,
-        )
-
     return Projection(
         step_s=step_s,
         compute_s=micro_batches * busiest.compute_s,
+        recompute_s=micro_batches * busiest.again_s,
         bubble_s=bubble_s,
         tp_exposed_s=micro_batches * busiest.tensor_s,
         pp_exposed_s=pipeline_s,
         dp_exposed_s=exposed_s,
-        tokens_per_s=tokens_per_s,
-        mfu_full=mfu(Convention.FULL),
-        mfu_windowed=mfu(Convention.WINDOWED),
+        tokens_per_s=_tokens_per_step(facts) / step_s,
+        mfu_full=_utilization(facts, machine, step_s, Convention.FULL),
+        mfu_windowed=_utilization(facts, machine, step_s, Convention.WINDOWED),
+        hfu_full=_utilization(facts, machine, step_s, Convention.FULL, again=True),
+        hfu_windowed=_utilization(facts, machine, step_s, Convention.WINDOWED, again=True),
         tp_bytes_per_s=tp_speed,
         pp_bytes_per_s=pp_speed,
         dp_bytes_per_s=dp_speed,
     )
 
 
-def _speed(groups: Iterable[Sequence[int]], machine: Machine) -> float:
-    """Of the link inside a node where no group leaves its own, else of the network."""
-    inside = all(len({rank // machine.ranks_per_node for rank in group}) == 1 for group in groups)
-    return machine.peer_bytes_per_s if inside else machine.link_bytes_per_s
+def least_step_s(facts: PlanInput, machine: Machine) -> float:
+    """No step of `facts` is shorter: its products, evenly on all stages, with their bubble."""
+    shape, convention, layout = facts.model.shape, Convention.WINDOWED, facts.layout
+    per_token = flops_per_token(shape, convention)
+    per_token += recomputed_flops_per_token(shape, facts.recompute, convention)
+    speed = layout.tp * layout.pp * machine.peak_flops_per_s * machine.kernel_share
+    # One micro-batch on one of as many stages that take equally long.
+    pass_s = facts.tokens * per_token / speed
+    return pass_s * (facts.num_micro_batches + (layout.pp - 1) / facts.virtual_stages)
+
+
+def _tokens_per_step(facts: PlanInput) -> int:
+    return facts.global_batch * facts.model.shape.seq_len
+
+
+def _utilization(
+    facts: PlanInput,
+    machine: Machine,
+    step_s: float,
+    convention: Convention,
+    *,
+    again: bool = False,
+) -> float:
+    """Of what the devices can do; `again`: what is computed a second time counts too."""
+    per_token = flops_per_token(facts.model.shape, convention)
+    if again:
+        per_token += recomputed_flops_per_token(facts.model.shape, facts.recompute, convention)
+    return utilization(
+        _tokens_per_step(facts) / step_s * per_token,
+        devices=facts.layout.world_size,
+        peak_flops_per_s=machine.peak_flops_per_s,
+    )
+
+
+def _speed(degree: int, span: int, facts: PlanInput, machine: Machine) -> float:
+    """Of the link inside a node where no group leaves its own, else of the network.
+
+    `degree` ranks of a group lie within `span` consecutive ranks, and such spans fill the job:
+    a border between nodes that is inside of a span cuts a group.
+    """
+    per_node = machine.ranks_per_node
+    fits = per_node % span == 0 or facts.layout.world_size <= per_node
+    return machine.peer_bytes_per_s if degree == 1 or fits else machine.link_bytes_per_s
 
 
 def _stage_pass(facts: PlanInput, machine: Machine, stage: int, tp_speed: float) -> _Pass:
     """One micro-batch through all chunks of `stage`."""
     shape, convention = facts.model.shape, Convention.WINDOWED
     parts = facts.parts(stage)
-    layers, windows = layers_of(parts), list(shape.layer_windows())
+    layers = layers_of(parts)
     own = replace(
         shape,
         layers=len(layers),
-        windows=tuple(windows[layer] for layer in layers),
+        windows=tuple(shape.window_of(layer) for layer in layers),
         experts=_experts_of(shape, layers),
         # The output projection is the last stage's.
         vocab_size=shape.vocab_size if any(part.is_last for part in parts) else 0,
@@ -159,11 +206,13 @@ def _stage_pass(facts: PlanInput, machine: Machine, stage: int, tp_speed: float)
     # Of c pieces of a layer's message, c - 1 hide behind products, as far as these last.
     message_s = layer_bytes(facts, stage) / tp_speed
     first_s = message_s / facts.tp_chunks
-    experts_s = expert_bytes(facts, stage) / _speed(facts.layout.ep_groups(), machine)
+    ep_speed = _speed(facts.layout.ep, facts.layout.tp * facts.layout.ep, facts, machine)
+    experts_s = expert_bytes(facts, stage) / ep_speed
     beyond_s = max(0.0, message_s - first_s - forward_s - backward_s)
     return _Pass(
         forward_s=forward_s,
         backward_s=backward_s,
+        again_s=facts.tokens * again / flops_per_s,
         tensor_s=first_s + beyond_s + end_bytes(facts, stage) / tp_speed + experts_s,
     )
 
@@ -179,12 +228,29 @@ def _exposed_replicas_s(facts: PlanInput, stage: int, one: _Pass, speed: float) 
     """What each pass's own messages to the replicas last longer than the pass.
 
     Weights are gathered beside forward passes, and again beside backward ones where
-    they were dropped; gradients are reduced beside backward passes, or the last one.
+    they were dropped; gradients are reduced beside backward passes, or the last ones.
     """
     sent, micro_batches = replica_messages(facts, stage), facts.num_micro_batches
     gather_s, reduce_s = sent.gathered_bytes / speed, sent.reduced_bytes / speed
     again_s = sent.gathered_again_bytes / speed if sent.backward_gathers else 0.0
-    forward_s = sent.forward_gathers * max(0.0, gather_s - one.forward_s)
-    reducing_s = sent.reductions * max(0.0, reduce_s + again_s - one.backward_s)
+    if sent.forward_gathers > 1:
+        forward_s = sent.forward_gathers * max(0.0, gather_s - one.forward_s)
+    else:
+        forward_s = sent.forward_gathers * _exposed_once_s(facts, gather_s, one.forward_s)
+    if sent.reductions > 1 or sent.backward_gathers:
+        reducing_s = sent.reductions * max(0.0, reduce_s + again_s - one.backward_s)
+    else:
+        reducing_s = _exposed_once_s(facts, reduce_s, one.backward_s)
     others_s = (micro_batches - sent.reductions) * max(0.0, again_s - one.backward_s)
     return forward_s + reducing_s + others_s
+
+
+def _exposed_once_s(facts: PlanInput, message_s: float, pass_s: float) -> float:
+    """What is left of one message a step, a chunk's part of which goes beside the chunk's pass.
+
+    Chunks of a stage take turns, each with a round of micro-batches: only the part of the first
+    chunk, or of the last one in a backward pass, has no more than its own pass to hide behind.
+    """
+    chunks, round_size = facts.virtual_stages, min(facts.layout.pp, facts.num_micro_batches)
+    all_s = pass_s / chunks * (1 + (chunks - 1) * round_size)
+    return max(0.0, (message_s - pass_s) / chunks, message_s - all_s)

@@ -169,7 +169,7 @@ def end_bytes(facts: PlanInput, stage: int) -> float:
     # Both ends are one all-reduce, or a gather and a reduce-scatter.
     passes = sum(2 * part.is_first + 2 * part.is_last for part in parts)
     if not facts.sequence_parallel:
-        passes += _boundaries(facts, stage)
+        passes += boundaries(facts, stage)
     sums = 0
     if any(part.is_last for part in parts):
         width = max(_LOSS_BYTES, facts.sizes.weight)
@@ -235,10 +235,10 @@ def _tensor_bytes(facts: PlanInput, stage: int) -> int:
 
 def _pipeline_bytes(facts: PlanInput, stage: int) -> int:
     """Each chunk sends its output on, and the gradient of its input back."""
-    return facts.num_micro_batches * _boundaries(facts, stage) * message_bytes(facts)
+    return facts.num_micro_batches * boundaries(facts, stage) * message_bytes(facts)
 
 
-def _boundaries(facts: PlanInput, stage: int) -> int:
+def boundaries(facts: PlanInput, stage: int) -> int:
     """Sides of a stage's chunks that face another stage; each sends one way, receives the other."""
     if facts.layout.pp == 1:
         return 0
