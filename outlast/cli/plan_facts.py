@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from outlast.devices import Device
     from outlast.spec import JobSpec
     from trainer.core.estimate import Plan
-    from trainer.core.projection import Projection
+    from trainer.core.projection import Machine, Projection
 
 # One adapter of 200 Gbit/s for each device.
 DEFAULT_LINK = "25GB/s"
@@ -44,29 +44,38 @@ def project(spec: JobSpec, device: str, link: str, kernels: float) -> Projected:
     Raises:
         CliError: the device or the link is not one, or the device lacks the precision.
     """
-    from outlast.devices import find_device, parse_quantity
     from outlast.sizing.of_spec import plan_input
-    from trainer.core.projection import Machine
     from trainer.core.projection import project as project_step
+
+    known, machine = machine_of(spec, device, link, kernels)
+    return Projected(
+        device=known,
+        link_bytes_per_s=machine.link_bytes_per_s,
+        kernel_share=kernels,
+        peak_flops_per_s=machine.peak_flops_per_s,
+        step=project_step(plan_input(spec), machine),
+    )
+
+
+def machine_of(spec: JobSpec, device: str, link: str, kernels: float) -> tuple[Device, Machine]:
+    """The device, and it as a rank of the job computes on.
+
+    Raises:
+        CliError: the device or the link is not one.
+    """
+    from outlast.devices import find_device, parse_quantity
+    from trainer.core.projection import Machine
 
     with bad_input():
         known = find_device(device)
         speed = parse_quantity(link, "B/s")
-    peak = known.peak_flops_per_s[spec.precision]
-    machine = Machine(
-        peak_flops_per_s=peak,
+    return known, Machine(
+        peak_flops_per_s=known.peak_flops_per_s[spec.precision],
         kernel_share=kernels,
         # Devices of a node may have links of their own.
         peer_bytes_per_s=known.peer_bytes_per_s or speed,
         link_bytes_per_s=speed,
         ranks_per_node=spec.workers_per_node,
-    )
-    return Projected(
-        device=known,
-        link_bytes_per_s=speed,
-        kernel_share=kernels,
-        peak_flops_per_s=peak,
-        step=project_step(plan_input(spec), machine),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -19,6 +21,9 @@ from outlast.cli.plan_facts import (
     project,
     projection_facts,
 )
+from outlast.cli.plan_search import Wanted, search_plan
+
+DEFAULT_TOP = 5
 
 DeviceOption = Annotated[
     str,
@@ -47,6 +52,52 @@ KernelsOption = Annotated[
         help="With --device: share of its peak that matrix products reach.",
     ),
 ]
+SearchOption = Annotated[
+    bool,
+    typer.Option(
+        "--search",
+        help="Find the fastest layout on --nodes of --device, whatever layout the spec has.",
+    ),
+]
+NodesOption = Annotated[
+    int,
+    typer.Option(
+        "--nodes",
+        metavar="N",
+        min=0,
+        help="With --search: nodes, of resources.workers_per_node ranks, or 8.",
+    ),
+]
+HoldOption = Annotated[
+    list[str],
+    typer.Option(
+        "--hold",
+        metavar="FIELD",
+        help="With --search: keep what the spec says of a field, such as parallel.recompute; may "
+        "be repeated.",
+    ),
+]
+MemoryOption = Annotated[
+    str,
+    typer.Option(
+        "--memory",
+        metavar="BYTES",
+        help="With --search: what a rank may use, such as 72G; 90 % of the device's unless given.",
+    ),
+]
+PriceOption = Annotated[
+    float,
+    typer.Option(
+        "--price",
+        metavar="AMOUNT",
+        min=0.0,
+        help="With --search: of a device for an hour, to print what training costs.",
+    ),
+]
+TopOption = Annotated[
+    int,
+    typer.Option("--top", metavar="N", min=1, help="With --search: print so many layouts."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -61,6 +112,12 @@ def plan(
     device: DeviceOption = "",
     link: LinkOption = DEFAULT_LINK,
     kernels: KernelsOption = DEFAULT_KERNELS,
+    search: SearchOption = False,
+    nodes: NodesOption = 0,
+    hold: HoldOption = [],  # noqa: B006
+    memory: MemoryOption = "",
+    price: PriceOption = 0.0,
+    top: TopOption = DEFAULT_TOP,
     json: Json = False,
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
@@ -73,12 +130,35 @@ def plan(
     slow or will not fit. Relative paths in the spec are below the current folder. Where a
     controller runs nodes on this machine, files that the spec names must be there. A
     controller that answers is asked whether its nodes have what the job needs.
+
+    With --search it tries every tp, pp, dp, micro-batch, virtual stages, recompute and ZeRO level
+    that the rules of the spec and the device's memory allow, and prints the fastest of each mesh,
+    why it is faster, and the sections of the spec to paste.
     """
+    _check_options(search, nodes, device, [*hold, memory, price])
+    if not search:
+        _plan_job(_Job(spec, set_, controller, state_dir), device, link, kernels, as_json=json)
+        return
+    machine = (device, link, kernels, memory)
+    search_plan(spec, set_, Wanted(nodes, *machine, tuple(hold), price, top), as_json=json)
+
+
+class _Job(NamedTuple):
+    """A spec, and whose nodes it is for."""
+
+    path: Path
+    assignments: Sequence[str]
+    controller: str
+    state_dir: Path
+
+
+def _plan_job(job: _Job, device: str, link: str, kernels: float, *, as_json: bool) -> None:
+    """Of the layout that the spec has."""
     from outlast.cli.fit import asked_fit, fit_line, fit_warnings
     from outlast.cli.plan_text import data_lines, print_plan, warnings
     from outlast.cli.specfile import load_spec
 
-    read = load_spec(spec, set_, where_nodes_are(controller, state_dir))
+    read = load_spec(job.path, job.assignments, where_nodes_are(job.controller, job.state_dir))
     checked = read.spec
     if checked.is_script:
         raise CliError(
@@ -89,8 +169,8 @@ def plan(
     # A number is no name: what it is the peak of is not known.
     on_gpu = projected is not None and projected.device.reported_as != ""
     found = estimate(checked, on_gpu=on_gpu)
-    fit = asked_fit(read.document, controller, state_dir)
-    if json:
+    fit = asked_fit(read.document, job.controller, job.state_dir)
+    if as_json:
         facts = plan_facts(checked, found)
         if projected is not None:
             facts["projection"] = projection_facts(projected)
@@ -99,6 +179,19 @@ def plan(
         output.print_json({**facts, "warnings": lines})
     else:
         print_plan(read, found, projected, fit=(fit_line(fit), fit_warnings(fit)))
+
+
+def _check_options(search: bool, nodes: int, device: str, others: Sequence[object]) -> None:
+    """Options of a search come with one."""
+    if search and not nodes:
+        raise CliError("--nodes: is required with --search; allowed: 1 or more")
+    if search and not device:
+        raise CliError(
+            "--device: is required with --search; allowed: a name, or FLOP/s with --memory"
+        )
+    if not search and (nodes or any(others)):
+        names = "--nodes, --hold, --memory and --price"
+        raise CliError(f"{names}: are for a search; allowed: with --search")
 
 
 def schema() -> None:

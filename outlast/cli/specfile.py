@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,38 @@ def load_spec(path: Path, assignments: Sequence[str] = (), nodes: Nodes | None =
         raise CliError("\n".join(lines))
     resolved = tuple(places.resolved_lines(spec, written))
     return Checked(spec=spec, document=document, resolved=resolved, seen=seen)
+
+
+def load_open_spec(
+    path: Path, assignments: Sequence[str], searched: Collection[str], resources: dict[str, int]
+) -> JobSpec:
+    """The spec in a file whose layout is still to be found, on nodes as `resources` say.
+
+    `parallel` is without the fields that are `searched`; rules of several fields are not applied.
+
+    Raises:
+        CliError: with every problem of a field by itself.
+    """
+    from outlast.problems import SpecError
+    from outlast.spec.parse import read_spec
+
+    document, problems = _document(path, assignments)
+    parallel = document.get("parallel", {})
+    if isinstance(parallel, dict):
+        kept = {name: value for name, value in parallel.items() if name not in searched}
+        # One that is not there would be computed, from nodes that other degrees may not fill.
+        document["parallel"] = {"dp": 1, **kept}
+    if isinstance(document.get("resources", {}), dict):
+        document["resources"] = {
+            "workers_per_node": 8,
+            **document.get("resources", {}),
+            **resources,
+        }
+    spec, unread = read_spec(document)
+    problems += unread
+    if spec is None or problems:
+        raise CliError(describe_problems(path, SpecError(tuple(problems))))
+    return spec
 
 
 def set_value(document: dict[str, Any], assignment: str) -> None:

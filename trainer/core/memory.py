@@ -62,7 +62,7 @@ class RankMemory:
 def rank_memory(facts: PlanInput, stage: int) -> RankMemory:
     """What each rank of `stage` needs: all of them need the same."""
     units = stage_units(facts, stage)
-    weights, gradients, optimizer = _state_values(facts, units)
+    weights, gradients, optimizer = _state_bytes(facts, units)
     activations = activation_bytes(facts, stage)
     slot_bytes = host_slot_bytes(facts, stage)
     return RankMemory(
@@ -80,7 +80,12 @@ def rank_memory(facts: PlanInput, stage: int) -> RankMemory:
     )
 
 
-def _state_values(facts: PlanInput, units: Units) -> tuple[int, int, int]:
+def state_bytes(facts: PlanInput, stage: int) -> int:
+    """What a rank of `stage` holds through a step at least, whatever passes keep."""
+    return sum(_state_bytes(facts, stage_units(facts, stage)))
+
+
+def _state_bytes(facts: PlanInput, units: Units) -> tuple[int, int, int]:
     """Bytes of weights, gradients and optimizer state that live through the step."""
     sizes, level, total = facts.sizes, facts.zero.level, units.total
     share = units.shard(facts.layout)
@@ -128,8 +133,8 @@ def _receive_bytes(facts: PlanInput, stage: int) -> int:
     return count * message_bytes(facts)
 
 
-# One plan asks for every stage.
-_receive_buffers = lru_cache(maxsize=8)(receive_buffers)
+# One plan asks for every stage, and a search for one schedule again and again.
+_receive_buffers = lru_cache(maxsize=1024)(receive_buffers)
 
 
 def _working_bytes(facts: PlanInput, stage: int, units: Units, activations: int) -> int:

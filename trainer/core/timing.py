@@ -58,7 +58,7 @@ def training_schedule(facts: PlanInput) -> Schedule:
     )
 
 
-# One plan asks for every stage.
-@lru_cache(maxsize=8)
+# One plan asks for every stage, and a search for one schedule with several models.
+@lru_cache(maxsize=64)
 def _built(name: str, stages: int, micro_batches: int, chunks: int, extra_warmup: int) -> Schedule:
     return build(name, stages, micro_batches, num_chunks=chunks, extra_warmup=extra_warmup)
