@@ -243,16 +243,24 @@ class Client:
         tail_bytes: int = 0,
         attempt: int = 0,
         timestamps: bool = False,
+        since_s: float = 0.0,
+        grep: str = "",
     ) -> Iterator[jobs_pb2.LogsResponse]:
-        """Output of the job's workers in an attempt, 0 for the newest; with `follow`, until the
-        job ends."""
+        """Output of the job's workers in an attempt, 0 for the newest and -1 for all that are
+        kept; with `follow`, until the job ends.
+
+        Of it, what was written since a moment and has lines that match a regular expression.
+        """
         request = jobs_pb2.LogsRequest(
             job_id=job_id,
             rank=rank,
             follow=follow,
             tail_bytes=tail_bytes,
-            attempt=attempt,
+            attempt=max(0, attempt),
             timestamps=timestamps,
+            since_s=since_s,
+            grep=grep,
+            all_attempts=attempt < 0,
         )
         return self._stream(self._jobs.Logs, request)
 

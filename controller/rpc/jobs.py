@@ -39,6 +39,7 @@ from controller.rpc.choosing import ChoiceError, chosen_start, is_choice
 from controller.rpc.fitting import Fit, beyond_priority, fit_of
 from controller.rpc.history import MOST, history_of
 from controller.rpc.job_views import JobView, JobViews
+from controller.rpc.log_requests import wrong_with_logs
 from controller.rpc.new_jobs import new_job_id, refuse_name, root_of
 from controller.rpc.planning import parsed, planned
 from controller.service import Service
@@ -319,18 +320,11 @@ class JobsService(JobsServicer):
     ) -> AsyncIterator[jobs_pb2.LogsResponse]:
         """Output of the job's workers."""
         job = await self._known(request.job_id, context)
-        if request.HasField("rank") and not 0 <= request.rank < job.plan.world_size:
-            await bad_field(
-                context, "rank", f"is {request.rank}; allowed: 0 to {job.plan.world_size - 1}"
-            )
-        if request.tail_bytes < 0:
-            await bad_field(context, "tail_bytes", f"is {request.tail_bytes}; allowed: 0 or more")
-        if not 0 <= request.attempt <= job.attempt:
-            await bad_field(
-                context, "attempt", f"is {request.attempt}; allowed: 1 to {job.attempt}, or 0"
-            )
+        wrong = wrong_with_logs(request, job)
+        if wrong is not None:
+            await bad_field(context, wrong.field, wrong.message)
         nodes = [node for node in job.nodes if node is not None]
-        if request.attempt:
+        if request.attempt or request.all_attempts:
             # An earlier attempt may have run on nodes that the job has no more.
             nodes = [*nodes, *self._sessions.nodes()]
         if not request.follow and not any(map(self._sessions.is_connected, nodes)):

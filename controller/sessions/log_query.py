@@ -43,6 +43,7 @@ class _Asked:
 
     heard_s: float
     is_answering: bool = True
+    is_refused: bool = False
 
 
 class LogQuery:
@@ -77,6 +78,12 @@ class LogQuery:
         self._missing: dict[NodeId, None] = {}
         self._waiting_bytes = 0
         self._ready = asyncio.Event()
+
+    @property
+    def is_selective(self) -> bool:
+        """Whether nodes are to send a part of the logs only, which older agents cannot tell."""
+        request = self.request
+        return bool(request.grep or request.since_s or request.all_attempts)
 
     def wake(self) -> None:
         """Have whoever waits look again."""
@@ -129,10 +136,17 @@ class LogQuery:
     def ended(self, node: NodeId) -> None:
         """The node has sent all."""
         asked = self._asked.get(node)
-        if asked is not None:
+        if asked is not None and not asked.is_refused:
             asked.is_answering = False
             self._say_it_is_back(node)
             self.wake()
+
+    def refuse(self, node: NodeId, why: str) -> None:
+        """Nothing that the node sends is wanted; the reader is told why."""
+        self._asked[node].is_answering = False
+        self._asked[node].is_refused = True
+        self._say_it_is_missing(node, why)
+        self.wake()
 
     def node_left(self, node: NodeId) -> None:
         """The node's session has ended; its answer will not."""

@@ -55,6 +55,10 @@ class LogQueries:
             self._cancel(chunk.query_id, node)
         elif not query.was_asked(node):
             return  # It was not asked, or has left since.
+        elif query.is_selective and chunk.data and not chunk.is_selected:
+            # All it has would travel here.
+            query.refuse(node, "its agent is of an older version, which cannot search")
+            self._cancel(chunk.query_id, node)
         elif chunk.end:
             query.ended(node)
         else:
@@ -90,7 +94,7 @@ class LogQueries:
         changes = asyncio.create_task(self._wake_on_change(query))
         clock_s = asyncio.get_running_loop().time
         ended_s = math.inf
-        if not request.follow and not request.attempt:
+        if not request.follow and not request.attempt and not request.all_attempts:
             query.note_unplaced(_unplaced(request, self._service.state.jobs[job_id]))
         try:
             while True:
@@ -137,6 +141,10 @@ class LogQueries:
                 tail_bytes=1 if node in query.left else request.tail_bytes,
                 attempt=request.attempt,
                 timestamps=request.timestamps,
+                since_s=0.0 if node in query.left else request.since_s,
+                grep=request.grep,
+                # Of a node that comes back only what is new.
+                all_attempts=request.all_attempts and node not in query.left,
             )
             question.MergeFrom(query.kind)
             if self._sessions.send(node, agents_pb2.ControllerMessage(log_query=question)):
@@ -165,9 +173,9 @@ class LogQueries:
             for node_index, ranks in _ranks_by_node_index(request, job)
         )
         found = {node: ranks for node, ranks in placed if node is not None}
-        if request.attempt:
+        if request.attempt or request.all_attempts:
             # It may have run on nodes that the job has no more, or elsewhere on these.
-            known = found if request.attempt == job.attempt else {}
+            known = found if request.attempt in (0, job.attempt) else {}
             return {node: known.get(node, range(0)) for node in (*found, *self._sessions.nodes())}
         return found
 

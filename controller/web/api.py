@@ -27,6 +27,7 @@ from controller.web.parameters import (
     from_body,
     from_query,
     json_body,
+    number,
     one_of,
     paged,
     whole_number,
@@ -310,13 +311,19 @@ def _wrong_spec(error: SpecError) -> RequestError:
 
 def _logs_request(request: Request, *, follow: bool) -> jobs_pb2.LogsRequest:
     given = request.query_params
-    check_names("parameter", given, ("rank", "attempt", "tail_bytes"))
+    check_names("parameter", given, ("rank", "attempt", "tail_bytes", "since_s", "grep"))
+    of_all = given.get("attempt") == "all"
+    # With either of them the whole log is asked for, unless it is said otherwise.
+    is_selective = bool(given.get("since_s") or given.get("grep"))
     asked = jobs_pb2.LogsRequest(
         job_id=request.path_params["job_id"],
         follow=follow,
-        attempt=whole_number(given, "attempt", 0, _STEPS),
-        tail_bytes=whole_number(given, "tail_bytes", 65_536, _LOG_BYTES),
+        attempt=0 if of_all else whole_number(given, "attempt", 0, _STEPS),
+        all_attempts=of_all,
+        tail_bytes=whole_number(given, "tail_bytes", 0 if is_selective else 65_536, _LOG_BYTES),
         timestamps=True,
+        since_s=number(given, "since_s", 0.0),
+        grep=given.get("grep", ""),
     )
     if "rank" in given:
         asked.rank = whole_number(given, "rank", 0, range(2**31))

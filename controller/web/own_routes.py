@@ -125,7 +125,16 @@ PLAN = _object(
     },
     warnings={"type": "array", "items": STRING},
 )
-_LOGS = {"rank": _INTEGER, "attempt": _INTEGER, "tail_bytes": _INTEGER}
+_LOGS: dict[str, Schema] = {
+    "rank": _INTEGER,
+    "attempt": {
+        "oneOf": [_INTEGER, {"enum": ["all"]}],
+        "description": "0: the newest; all: every attempt that is kept.",
+    },
+    "tail_bytes": _INTEGER,
+    "since_s": {"type": "number", "description": "Written since then, by the Unix epoch."},
+    "grep": {**STRING, "description": "A regular expression that lines match."},
+}
 _COLUMNS = (
     *("step", "attempt", "loss", "grad_norm", "learning_rate"),
     *("tokens_per_s", "duration_s", "at_s", "eval_loss", *PARTS),
@@ -336,7 +345,8 @@ OWN = (
     Own(
         verb="GET",
         path="/jobs/{job_id}/logs",
-        what="The last `tail_bytes` of the output of each rank, or of one.",
+        what="The last `tail_bytes` of the output of each rank, or of one, with times. "
+        "With `since_s` or `grep`: of whole logs, 16 MiB of each at most.",
         parameters=_LOGS,
         answer=_object(
             chunks={"type": "array", "items": message(jobs_pb2.LogsResponse.DESCRIPTOR)}

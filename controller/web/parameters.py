@@ -115,6 +115,22 @@ def paged(asked: Message, field: str, given: Mapping[str, str], name: str) -> Me
     return asked
 
 
+def number(given: Mapping[str, str], name: str, default: float) -> float:
+    """A query parameter that is a number.
+
+    Raises:
+        RequestError: it is none.
+    """
+    text = given.get(name)
+    if text is None:
+        return default
+    try:
+        return float(text)
+    except ValueError as error:
+        wrong = f"is {text!r}; allowed: a number"
+        raise RequestError(400, f"{name}: {wrong}", fields=((name, wrong),)) from error
+
+
 def one_of(given: Mapping[str, str], name: str, allowed: Sequence[str]) -> str:
     """A query parameter that is one of these words, of which the first is the default.
 

@@ -277,6 +277,11 @@ def clock(at_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
 
 
+def iso_time(at_s: float) -> str:
+    """A moment in UTC with milliseconds, for programs."""
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(at_s))}.{int(at_s % 1 * 1000):03}Z"
+
+
 def short_clock(at_s: float, now_s: float) -> str:
     """A moment in local time: the time of day, and the date before it if that is another."""
     moment, now = time.localtime(at_s), time.localtime(now_s)

@@ -1110,6 +1110,9 @@ class LogQuery(google.protobuf.message.Message):
     MOST_STEPS_FIELD_NUMBER: builtins.int
     FIRST_STEP_FIELD_NUMBER: builtins.int
     LAST_STEP_FIELD_NUMBER: builtins.int
+    SINCE_S_FIELD_NUMBER: builtins.int
+    GREP_FIELD_NUMBER: builtins.int
+    ALL_ATTEMPTS_FIELD_NUMBER: builtins.int
     query_id: builtins.str
     job_id: builtins.str
     rank: builtins.int
@@ -1135,6 +1138,12 @@ class LogQuery(google.protobuf.message.Message):
     most_steps: builtins.int
     first_step: builtins.int
     last_step: builtins.int
+    since_s: builtins.float
+    """Only what was written from this time on, to within a few seconds; 0: whenever."""
+    grep: builtins.str
+    """Only lines that match this regular expression, of Rust's regex crate; empty: all."""
+    all_attempts: builtins.bool
+    """Every attempt that is kept, the oldest first; `attempt` is 0."""
     @property
     def recording(self) -> global___Recording:
         """Instead of its output, where the rank is in the next seconds: a RankProfile in the data of one
@@ -1160,9 +1169,12 @@ class LogQuery(google.protobuf.message.Message):
         most_steps: builtins.int = ...,
         first_step: builtins.int = ...,
         last_step: builtins.int = ...,
+        since_s: builtins.float = ...,
+        grep: builtins.str = ...,
+        all_attempts: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank", "recording", b"recording"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "cancel", b"cancel", "first_step", b"first_step", "follow", b"follow", "job_id", b"job_id", "last_step", b"last_step", "measure", b"measure", "most_steps", b"most_steps", "native", b"native", "query_id", b"query_id", "rank", b"rank", "recording", b"recording", "stacks", b"stacks", "tail_bytes", b"tail_bytes", "times", b"times", "timestamps", b"timestamps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "all_attempts", b"all_attempts", "attempt", b"attempt", "cancel", b"cancel", "first_step", b"first_step", "follow", b"follow", "grep", b"grep", "job_id", b"job_id", "last_step", b"last_step", "measure", b"measure", "most_steps", b"most_steps", "native", b"native", "query_id", b"query_id", "rank", b"rank", "recording", b"recording", "since_s", b"since_s", "stacks", b"stacks", "tail_bytes", b"tail_bytes", "times", b"times", "timestamps", b"timestamps"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
 
 global___LogQuery = LogQuery
@@ -1196,12 +1208,15 @@ class LogChunk(google.protobuf.message.Message):
     DATA_FIELD_NUMBER: builtins.int
     END_FIELD_NUMBER: builtins.int
     AT_S_FIELD_NUMBER: builtins.int
+    IS_SELECTED_FIELD_NUMBER: builtins.int
     query_id: builtins.str
     rank: builtins.int
     attempt: builtins.int
     data: builtins.bytes
     end: builtins.bool
     at_s: builtins.float
+    is_selected: builtins.bool
+    """`since_s`, `grep` and `all_attempts` were heeded, which agents of before these fields do not."""
     def __init__(
         self,
         *,
@@ -1211,8 +1226,9 @@ class LogChunk(google.protobuf.message.Message):
         data: builtins.bytes = ...,
         end: builtins.bool = ...,
         at_s: builtins.float = ...,
+        is_selected: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "attempt", b"attempt", "data", b"data", "end", b"end", "query_id", b"query_id", "rank", b"rank"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "attempt", b"attempt", "data", b"data", "end", b"end", "is_selected", b"is_selected", "query_id", b"query_id", "rank", b"rank"]) -> None: ...
 
 global___LogChunk = LogChunk
 

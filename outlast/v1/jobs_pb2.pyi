@@ -794,6 +794,9 @@ class LogsRequest(google.protobuf.message.Message):
     TAIL_BYTES_FIELD_NUMBER: builtins.int
     ATTEMPT_FIELD_NUMBER: builtins.int
     TIMESTAMPS_FIELD_NUMBER: builtins.int
+    SINCE_S_FIELD_NUMBER: builtins.int
+    GREP_FIELD_NUMBER: builtins.int
+    ALL_ATTEMPTS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     rank: builtins.int
     """One rank, or every rank when absent."""
@@ -804,6 +807,16 @@ class LogsRequest(google.protobuf.message.Message):
     """Only this attempt, wherever it ran; 0: the newest of each node."""
     timestamps: builtins.bool
     """Say of each chunk when it was written; chunks are cut where that changes."""
+    since_s: builtins.float
+    """Only what was written from this time on, to within a few seconds; 0: whenever. With this or
+    `grep`, a `tail_bytes` of 0 is the whole log, of which 16 MiB at most are sent.
+    """
+    grep: builtins.str
+    """Only lines that match this regular expression, of Rust's regex crate: each node searches its
+    own logs. Empty: all lines.
+    """
+    all_attempts: builtins.bool
+    """Every attempt that is kept, the oldest first; `attempt` has to be 0."""
     def __init__(
         self,
         *,
@@ -813,9 +826,12 @@ class LogsRequest(google.protobuf.message.Message):
         tail_bytes: builtins.int = ...,
         attempt: builtins.int = ...,
         timestamps: builtins.bool = ...,
+        since_s: builtins.float = ...,
+        grep: builtins.str = ...,
+        all_attempts: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "follow", b"follow", "job_id", b"job_id", "rank", b"rank", "tail_bytes", b"tail_bytes", "timestamps", b"timestamps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "all_attempts", b"all_attempts", "attempt", b"attempt", "follow", b"follow", "grep", b"grep", "job_id", b"job_id", "rank", b"rank", "since_s", b"since_s", "tail_bytes", b"tail_bytes", "timestamps", b"timestamps"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
 
 global___LogsRequest = LogsRequest

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.agent.observe import log_sources, logs
 from controller.agent.observe.log_times import LogTimes
 from controller.agent.observe.logs import Logs
 from controller.agent.observe.worker_logs import WorkerLogs
@@ -237,3 +238,122 @@ def test_each_piece_has_the_time_at_which_it_was_seen(tmp_path: Path) -> None:
         file.write(b"half")
     pieces = list(LogTimes(log).pieces(6, b"o\nunseen\n"))
     assert pieces == [(b"o\n", 105.5), (b"unseen\n", 111.0)]
+
+
+def written(folder: Path, *parts: tuple[str, float]) -> Path:
+    """The log of rank 0, whose parts were written at these times."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "rank-00000.log"
+    with path.open("a") as file:
+        for text, at_s in parts:
+            file.write(text)
+            file.flush()
+            LogTimes(path).note(file.tell(), at_s)
+    os.utime(path, (parts[-1][1], parts[-1][1]))
+    return path
+
+
+def test_only_what_was_written_since_a_moment_is_sent(tmp_path: Path) -> None:
+    folder = tmp_path / "job" / "a1"
+    path = written(folder, ("one\n", 100.0), ("two\nthr", 200.0), ("ee\nfour\n", 300.0))
+
+    def since(at_s: float, **query: object) -> bytes:
+        return b"".join(c.data for c in answers(tmp_path, since_s=at_s, **query))
+
+    assert since(50.0) == since(100.0) == b"one\ntwo\nthree\nfour\n"
+    assert since(101.0) == b"two\nthree\nfour\n"
+    # A line is whole, though it was begun before.
+    assert since(201.0) == b"three\nfour\n"
+    assert since(301.0) == b""
+    assert since(101.0, tail_bytes=5) == b"four\n"
+    # What nobody has noted yet is as old as the file.
+    with path.open("a") as file:
+        file.write("five\n")
+    os.utime(path, (400.0, 400.0))
+    assert since(301.0) == b"five\n"
+    assert all(c.is_selected for c in answers(tmp_path, since_s=50.0))
+
+
+def test_lines_that_match_are_found_in_all_attempts(jobs_dir: Path) -> None:
+    def found(**query: object) -> list[tuple[int, bytes]]:
+        return [(c.attempt, c.data) for c in answers(jobs_dir, **query)]
+
+    assert found(grep="^rank 1 .* [12]$", all_attempts=True) == [
+        (1, b"rank 1 of attempt 1\n"),
+        (2, b"rank 1 of attempt 2\n"),
+    ]
+    assert found(grep="^rank 1 .* [12]$") == []
+    assert found(grep="(?i)ATTEMPT", rank=0) == [(10, b"rank 0 of attempt 10\n")]
+    assert {attempt for attempt, _ in found(all_attempts=True)} == {1, 2, 10}
+    # No such pattern comes from a controller; the query ends all the same.
+    assert found(grep="(") == []
+
+
+def test_a_search_reads_all_of_a_log_and_sends_matching_lines_with_their_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Lines begin in one piece that is read and end in the next.
+    monkeypatch.setattr(log_sources, "SEARCH_BYTES", 7)
+    filler = "x" * 200_000 + "\n"
+    written(
+        tmp_path / "job" / "a1",
+        (f"loss is nan\n{filler}", 100.0),
+        ("more\nloss is nan\nnan agai", 200.0),
+        ("n\nend nan", 300.0),
+    )
+    chunks = answers(tmp_path, grep="nan", timestamps=True)
+    assert [(c.data, c.at_s) for c in chunks] == [
+        (b"loss is nan\n", 100.0),
+        (b"loss is nan\n", 200.0),
+        # A line was written when it was ended.
+        (b"nan again\n", 300.0),
+        (b"end nan", 300.0),
+    ]
+    assert [c.data for c in answers(tmp_path, grep="nan", tail_bytes=3)] == [b"end nan"]
+
+
+def test_what_is_searched_may_have_lines_without_end(tmp_path: Path) -> None:
+    path = written(tmp_path / "job" / "a1", ("y" * 3 * log_sources.MAX_LINE_BYTES + "nan", 1.0))
+    found = b"".join(c.data for c in answers(tmp_path, grep="nan"))
+    assert found.endswith(b"nan")
+    assert len(found) <= path.stat().st_size
+
+
+def test_no_more_than_a_bound_of_one_log_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "MAX_TAIL_BYTES", 1 << 20)
+    written(tmp_path / "job" / "a1", ("nan nan nan\n" * 300_000, 1.0))
+    pieces = [c.data for c in answers(tmp_path, grep="nan")]
+    assert pieces[-1] == b"[outlast] more than 1 MiB match; the rest is not sent\n"
+    # And no more than one piece that is read beyond it.
+    assert sum(map(len, pieces)) < (1 << 20) + 1.1 * log_sources.SEARCH_BYTES
+    assert sum(len(c.data) for c in answers(tmp_path, since_s=0.5)) <= (1 << 20) + 12
+
+
+def test_who_follows_a_search_gets_lines_once_they_are_whole(tmp_path: Path) -> None:
+    path = written(tmp_path / "job" / "a1", ("a nan\n", 1.0))
+    found: list[bytes] = []
+    news = asyncio.Event()
+
+    async def send(message: agents_pb2.AgentMessage) -> None:
+        found.append(message.log_chunk.data)
+        news.set()
+
+    async def write(text: str) -> None:
+        news.clear()
+        with path.open("a") as file:
+            file.write(text)
+
+    async def scenario() -> None:
+        queries = logs.Logs(tmp_path, send, max_queries=1)
+        queries.query(agents_pb2.LogQuery(query_id="q", job_id="job", grep="nan", follow=True))
+        async with asyncio.timeout(DEADLINE_S):
+            await news.wait()
+            await write("nothing\nanother na")
+            await write("n\n")
+            await news.wait()
+        queries.cancel_all()
+
+    asyncio.run(scenario())
+    assert found == [b"a nan\n", b"another nan\n"]

@@ -14,7 +14,7 @@ from controller.core.states import TERMINAL, JobState
 from outlast.cli import describe, describe_incident, output
 from outlast.cli.fleet import _node_row
 from outlast.cli.follow import Snapshot
-from outlast.cli.loglines import MAX_LINE_BYTES, Lines, Missing
+from outlast.cli.loglines import MAX_LINE_BYTES, Line, Lines, Missing
 from outlast.cli.view import plain_lines, render, sparkline
 from outlast.durations import duration
 from outlast.v1 import common_pb2, incidents_pb2, jobs_pb2, nodes_pb2
@@ -265,17 +265,40 @@ def test_table_columns_line_up(capsys: pytest.CaptureFixture[str]) -> None:
 def test_log_lines_are_put_together_per_rank() -> None:
     lines = Lines()
     assert lines.take(0, b"hel") == []
-    assert lines.take(1, b"other\n") == ["[rank 1] other"]
-    assert lines.take(0, b"lo\nwor") == ["[rank 0] hello"]
-    assert lines.rest() == ["[rank 0] wor"]
+    assert labelled(lines.take(1, b"other\n")) == ["[rank 1] other"]
+    assert labelled(lines.take(0, b"lo\nwor")) == ["[rank 0] hello"]
+    assert labelled(lines.rest()) == ["[rank 0] wor"]
+
+
+def labelled(lines: list[Line]) -> list[str]:
+    return [line.labelled() for line in lines]
+
+
+def test_log_lines_of_several_attempts_are_kept_apart() -> None:
+    lines = Lines()
+    assert lines.take(0, b"hel", 1.5, attempt=1, node="n0") == []
+    (line,) = lines.take(0, b"new\n", 2.0, attempt=2, node="n1")
+    assert line.labelled(is_full=True) == f"{describe.clock(2.0)} [attempt 2 n1 rank 0] new"
+    (rest,) = lines.rest()
+    assert rest.facts("job") == {
+        "time": "1970-01-01T00:00:01.500Z",
+        "job_id": "job",
+        "attempt": 1,
+        "node": "n0",
+        "rank": 0,
+        "line": "hel",
+    }
 
 
 def test_log_lines_have_the_time_at_which_they_were_begun() -> None:
     lines = Lines()
     one, two = describe.clock(100.0), describe.clock(200.0)
-    assert lines.take(0, b"a\nhel", 100.0) == [f"{one} [rank 0] a"]
-    assert lines.take(0, b"lo\nb\nc", 200.0) == [f"{one} [rank 0] hello", f"{two} [rank 0] b"]
-    assert lines.rest() == [f"{two} [rank 0] c"]
+    assert labelled(lines.take(0, b"a\nhel", 100.0)) == [f"{one} [rank 0] a"]
+    assert labelled(lines.take(0, b"lo\nb\nc", 200.0)) == [
+        f"{one} [rank 0] hello",
+        f"{two} [rank 0] b",
+    ]
+    assert labelled(lines.rest()) == [f"{two} [rank 0] c"]
 
 
 def test_log_line_without_end_is_not_held_for_ever() -> None:

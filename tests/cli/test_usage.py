@@ -42,8 +42,8 @@ def test_every_option_with_a_value_names_it(command: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("logs --attempt -1", "--attempt is -1; allowed: a whole number, 0 or more"),
-        ("logs --attempt x", "--attempt is 'x'; allowed: a whole number, 0 or more"),
+        ("logs --attempt -1", "--attempt is -1; allowed: a whole number, 0 or more, or all"),
+        ("logs --attempt x", "--attempt is 'x'; allowed: a whole number, 0 or more, or all"),
         ("logs --rank 1.5", "--rank is 1.5; allowed: a whole number, -1 or more"),
         ("ckpt sweep job --idle-s nan", "--idle-s is 'nan'; allowed: a number, 0 or more"),
         ("ckpt verify job 3 last", "STEP is 'last'; allowed: a whole number, 0 or more"),

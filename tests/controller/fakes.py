@@ -339,7 +339,9 @@ class FakeAgent:
 
     async def _answer_logs(self, query: agents_pb2.LogQuery) -> None:
         for rank in self.running or {0: None}:
-            chunk = agents_pb2.LogChunk(query_id=query.query_id, rank=rank, data=self.logs)
+            chunk = agents_pb2.LogChunk(
+                query_id=query.query_id, rank=rank, attempt=1, data=self.logs, is_selected=True
+            )
             await self._write(agents_pb2.AgentMessage(log_chunk=chunk))
         if not query.follow:
             end = agents_pb2.LogChunk(query_id=query.query_id, end=True)

@@ -85,11 +85,13 @@ class Fleet:
     def read(self, **fields: object) -> Reader:
         return Reader(self.logs, jobs_pb2.LogsRequest(job_id=JOB, **fields))  # type: ignore[arg-type]
 
-    async def answer(self, node: str, *, end: bool = True) -> None:
+    async def answer(self, node: str, *, end: bool = True, is_selected: bool = False) -> None:
         """What a healthy agent says."""
         await until(lambda: node in self.asked, "it is asked")
         query_id = self.asked[node]
-        chunk = agents_pb2.LogChunk(query_id=query_id, rank=0, data=f"of {node}\n".encode())
+        chunk = agents_pb2.LogChunk(
+            query_id=query_id, rank=0, data=f"of {node}\n".encode(), is_selected=is_selected
+        )
         self.logs.deliver(NodeId(node), chunk)
         if end:
             self.logs.deliver(NodeId(node), agents_pb2.LogChunk(query_id=query_id, end=True))
@@ -198,6 +200,21 @@ def test_nodes_that_left_and_ranks_without_a_node_are_named_at_once(tmp_path: Pa
                 ("n0", "its agent left before it had sent all", (0, 2)),
                 ("n1", "it is not connected", (2, 2)),
             ]
+
+    run(scenario)
+
+
+def test_an_agent_that_cannot_search_is_named_and_sends_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with fleet(tmp_path) as nodes:
+            reader = nodes.read(grep="of n")
+            # It does not say that it has heeded the pattern.
+            await nodes.answer("n0")
+            await nodes.answer("n1", is_selected=True)
+            await reader.ends()
+            assert reader.data == ["of n1\n"]
+            why = "its agent is of an older version, which cannot search"
+            assert reader.missing == [("n0", why, (0, 2))]
 
     run(scenario)
 

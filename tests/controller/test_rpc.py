@@ -217,6 +217,28 @@ def test_logs_come_from_the_nodes_of_the_job(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_what_is_asked_for_of_logs_goes_to_the_nodes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            await bench.add_agents(2)
+            job_id = await bench.start_job()
+            await logs(bench, job_id, grep="na+n", since_s=5.0, all_attempts=True)
+            for agent in bench.agents:
+                (query,) = agent.log_queries
+                assert (query.grep, query.since_s, query.all_attempts) == ("na+n", 5.0, True)
+            wrong: list[tuple[str, dict[str, object]]] = [
+                ("grep", {"grep": "("}),
+                ("since_s", {"since_s": -1.0}),
+                ("since_s", {"since_s": float("nan")}),
+                ("all_attempts", {"all_attempts": True, "attempt": 1}),
+            ]
+            for field, fields in wrong:
+                error = await failure(logs(bench, job_id, **fields))
+                assert violations(error) == [field]
+
+    asyncio.run(scenario())
+
+
 def test_diagnostics_stream_findings_and_end(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with lab(tmp_path) as bench:

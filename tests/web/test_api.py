@@ -197,6 +197,14 @@ def test_logs_are_text(tmp_path: Path) -> None:
         bench.agents[0].logs = b"caf\xc3\xa9 \xff\n"
         chunks = (await got(client, f"/jobs/{job_id}/logs", rank=0))["chunks"]
         assert [chunk["text"] for chunk in chunks if chunk["text"]] == ["café \ufffd\n"]
+        await got(client, f"/jobs/{job_id}/logs", grep="caf.", attempt="all", since_s=1.5)
+        asked = bench.agents[0].log_queries[-1]
+        assert (asked.grep, asked.all_attempts, asked.since_s) == ("caf.", True, 1.5)
+        # Whole logs are searched.
+        assert asked.tail_bytes == 0
+        for name, value in (("grep", "("), ("since_s", "x"), ("attempt", "some")):
+            answer = await client.get(f"/api/v1/jobs/{job_id}/logs", params={name: value})
+            assert (answer.status_code, name in answer.text) == (400, True)
 
     run(tmp_path, scenario)
 

@@ -112,7 +112,14 @@ def test_a_job_trains_before_ones_eyes(chromium: Any, running: Controller, job_i
     newest.get_by_text(re.compile("[0-9] [KM]iB")).wait_for()
     visit.page.get_by_role("button", name="Show the logs").click()
     visit.shows("training from the beginning")
+    visit.page.get_by_label("Attempt").select_option("all")
+    visit.page.get_by_label("Search whole logs").fill("from the begin+ing")
+    visit.page.keyboard.press("Enter")
+    visit.page.get_by_text(re.compile(r"^\d{4}-\d\d-\d\d .*\[attempt 1 \S+ rank \d+\] ")).wait_for()
     visit.is_fit_for_all()
+    visit.page.get_by_label("Search whole logs").fill("(")
+    visit.page.keyboard.press("Enter")
+    visit.shows("unclosed group")
 
 
 def test_a_page_finds_its_controller_again(chromium: Any, running: Controller, job_id: str) -> None:

@@ -8,8 +8,8 @@ few seconds anyway and notes, beside the log, how far it was and when it was las
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from outlast import private
@@ -46,6 +46,31 @@ class LogTimes:
                 yield data[:size], times[at]
                 offset, data = offset + size, data[size:]
             at += 1
+
+    def since(self, since_s: float) -> int:
+        """From where on everything was written at or after this time."""
+        ends, times = self._notes()
+        if self._written_s() < since_s:
+            # Nothing of it: whatever is written from now on.
+            return self._size()
+        at = len(times)
+        # The node's clock may have been set, so the newest are looked at first.
+        while at and times[at - 1] >= since_s:
+            at -= 1
+        return ends[at - 1] if at else 0
+
+    def written_s(self, ends: Sequence[int]) -> list[float]:
+        """When what ends there was written."""
+        noted, times = self._notes()
+        found = (bisect_left(noted, end) for end in ends)
+        last_s = self._written_s()
+        return [times[at] if at < len(times) else last_s for at in found]
+
+    def _size(self) -> int:
+        try:
+            return self._log.stat().st_size
+        except OSError:
+            return 0
 
     def _notes(self) -> tuple[list[int], list[float]]:
         try:

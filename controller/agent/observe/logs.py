@@ -11,22 +11,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf.message import Message
 
 from controller.agent.observe.log_files import read_log
+from controller.agent.observe.log_sources import (
+    Source,
+    first_line,
+    newest_attempt,
+    rest,
+    search,
+    sources,
+    timed,
+)
 from controller.agent.observe.log_times import LogTimes
 from controller.agent.observe.rank_times import measured_times, rank_times
 from controller.agent.session import SessionLostError
 from controller.agent.workers import profiles, stacks
 from controller.agent.workers.worker import Worker
+from outlast.patterns import LinePattern
 from outlast.trace.heat import Measure
 from outlast.v1 import agents_pb2
-from outlast.worker_contract import ALL_LOGS, WorkerFiles, log_rank
+from outlast.worker_contract import WorkerFiles
 
 logger = logging.getLogger(__name__)
 
@@ -40,19 +49,7 @@ _MAX_STACKS = 128 * 1024
 # Files have no way to wake a reader short of inotify, which network file systems lack.
 FOLLOW_PERIOD_S = 0.1
 
-_ATTEMPT = re.compile(r"a(\d+)")
-
 Send = Callable[[agents_pb2.AgentMessage], Awaitable[None]]
-
-
-@dataclass(slots=True)
-class _Source:
-    """One log file and how far it was sent."""
-
-    attempt: int
-    rank: int
-    path: Path
-    offset: int
 
 
 class Logs:
@@ -113,7 +110,7 @@ class Logs:
             await self._send_logs(query)
         except SessionLostError:
             return
-        except OSError as error:
+        except (OSError, ValueError) as error:
             logger.warning("log query %s ends early: %s", query.query_id, error)
         await self._send_end(query.query_id)
 
@@ -134,30 +131,18 @@ class Logs:
         if query.HasField("recording"):
             await self._send_profiles(query, rank)
             return
-        wanted = min(query.tail_bytes or DEFAULT_TAIL_BYTES, MAX_TAIL_BYTES)
-        after = (query.attempt or _newest_attempt(job_dir)) - 1
-        sources = {
+        after = 0 if query.all_attempts else (query.attempt or newest_attempt(job_dir)) - 1
+        found = {
             source.path: source
-            for source in _sources(job_dir, rank, after_attempt=after)
+            for source in sources(job_dir, rank, after_attempt=after)
             if query.attempt in (0, source.attempt)
         }
         if query.times:
-            await self._send_times(query, list(sources.values()))
+            await self._send_times(query, list(found.values()))
             return
-        for source in sources.values():
-            source.offset = max(0, source.path.stat().st_size - wanted)
-        await self._send_new(query, list(sources.values()))
-        while query.follow:
-            await asyncio.sleep(FOLLOW_PERIOD_S)
-            if sources and not job_dir.exists():
-                break
-            newest = max((source.attempt for source in sources.values()), default=0)
-            for source in _sources(job_dir, rank, after_attempt=max(newest - 1, after)):
-                if query.attempt in (0, source.attempt):
-                    sources.setdefault(source.path, source)
-            await self._send_new(query, list(sources.values()))
+        await _OneReader(query, self._send).read(job_dir, rank, after, found)
 
-    async def _send_times(self, query: agents_pb2.LogQuery, sources: list[_Source]) -> None:
+    async def _send_times(self, query: agents_pb2.LogQuery, sources: list[Source]) -> None:
         # One that this version does not know is the controller's to make of all times.
         measure = Measure(query.measure) if query.measure in [*Measure] else None
         within = range(query.first_step, query.last_step + 1) if query.last_step > 0 else None
@@ -196,7 +181,7 @@ class Logs:
         ]
 
     async def _send_one(
-        self, query: agents_pb2.LogQuery, of: _Source | Worker, found: Message
+        self, query: agents_pb2.LogQuery, of: Source | Worker, found: Message
     ) -> None:
         """What was found of one rank, in one chunk."""
         chunk = agents_pb2.LogChunk(
@@ -207,53 +192,95 @@ class Logs:
         )
         await self._send(agents_pb2.AgentMessage(log_chunk=chunk))
 
-    async def _send_new(self, query: agents_pb2.LogQuery, sources: list[_Source]) -> None:
-        for source in sources:
-            while True:
+
+class _OneReader:
+    """Sends what one query asks for of some logs."""
+
+    def __init__(self, query: agents_pb2.LogQuery, send: Send) -> None:
+        self._query = query
+        self._send = send
+        # The controller has looked at it; an error here ends the query.
+        self._pattern = LinePattern(query.grep, "grep") if query.grep else None
+
+    async def read(
+        self, job_dir: Path, rank: int | None, after: int, found: dict[Path, Source]
+    ) -> None:
+        """Send what there is and, when it is followed, what comes until the job is forgotten.
+
+        `found` are the logs of the attempts after `after`.
+        """
+        query = self._query
+        for source in found.values():
+            source.offset = await asyncio.to_thread(self._begin, source)
+        for source in found.values():
+            await self._send_new(source, most_bytes=MAX_TAIL_BYTES)
+            await self._send_rest(source)
+        while query.follow:
+            await asyncio.sleep(FOLLOW_PERIOD_S)
+            if found and not job_dir.exists():
+                break
+            newest = max((source.attempt for source in found.values()), default=0)
+            for source in sources(job_dir, rank, after_attempt=max(newest - 1, after)):
+                if query.attempt in (0, source.attempt):
+                    found.setdefault(source.path, source)
+            for source in found.values():
+                await self._send_new(source)
+
+    def _begin(self, source: Source) -> int:
+        """Where in a log the first thing stands that is sent."""
+        query = self._query
+        size = source.path.stat().st_size
+        is_selected = bool(query.grep or query.since_s)
+        wanted = min(query.tail_bytes or DEFAULT_TAIL_BYTES, MAX_TAIL_BYTES)
+        if is_selected and not query.tail_bytes:
+            # A search reads all of it and sends little.
+            wanted = size if query.grep else MAX_TAIL_BYTES
+        at_least = max(0, size - wanted)
+        return first_line(source.path, at_least, query.since_s) if is_selected else at_least
+
+    async def _send_new(self, source: Source, most_bytes: int = sys.maxsize) -> None:
+        """What is new in a log, unless it is more than that."""
+        while True:
+            if self._pattern is None:
                 source.offset, data = read_log(source.path, source.offset, CHUNK_BYTES)
-                if not data:
-                    break
-                for piece, at_s in _timed(source, data, is_wanted=query.timestamps):
-                    chunk = agents_pb2.LogChunk(
-                        query_id=query.query_id,
-                        rank=source.rank,
-                        attempt=source.attempt,
-                        data=piece,
-                        at_s=at_s,
-                    )
-                    await self._send(agents_pb2.AgentMessage(log_chunk=chunk))
+                pieces = _timed(source, data, is_wanted=self._query.timestamps)
                 source.offset += len(data)
+                is_more = bool(data)
+            else:
+                is_more, lines = await asyncio.to_thread(search, source, self._pattern)
+                pieces = timed(source, lines)
+            if not is_more:
+                return
+            await self._send_pieces(source, pieces)
+            if self._pattern is not None and source.sent_bytes > most_bytes:
+                left_out = (
+                    f"[outlast] more than {most_bytes >> 20} MiB match; the rest is not sent\n"
+                )
+                await self._send_pieces(source, [(left_out.encode(), 0.0)])
+                source.offset, source.begun = source.path.stat().st_size, b""
+                return
+
+    async def _send_rest(self, source: Source) -> None:
+        """The line that a log ends in, which nothing follows any more."""
+        if self._pattern is not None and not self._query.follow:
+            await self._send_pieces(source, timed(source, rest(source, self._pattern)))
+
+    async def _send_pieces(self, source: Source, pieces: Iterable[tuple[bytes, float]]) -> None:
+        query = self._query
+        for piece, at_s in pieces:
+            source.sent_bytes += len(piece)
+            chunk = agents_pb2.LogChunk(
+                query_id=query.query_id,
+                rank=source.rank,
+                attempt=source.attempt,
+                data=piece,
+                at_s=at_s if query.timestamps else 0.0,
+                is_selected=True,
+            )
+            await self._send(agents_pb2.AgentMessage(log_chunk=chunk))
 
 
-def _timed(source: _Source, data: bytes, *, is_wanted: bool) -> Iterable[tuple[bytes, float]]:
+def _timed(source: Source, data: bytes, *, is_wanted: bool) -> Iterable[tuple[bytes, float]]:
     if not is_wanted:
         return ((data, 0.0),)
     return LogTimes(source.path).pieces(source.offset, data)
-
-
-def _attempts(job_dir: Path) -> list[int]:
-    if not job_dir.is_dir():
-        return []
-    matches = (_ATTEMPT.fullmatch(path.name) for path in job_dir.iterdir())
-    return sorted(int(match.group(1)) for match in matches if match)
-
-
-def _newest_attempt(job_dir: Path) -> int:
-    """The newest attempt that has written logs; 0 when none has."""
-    for attempt in reversed(_attempts(job_dir)):
-        if any((job_dir / f"a{attempt}").glob(ALL_LOGS)):
-            return attempt
-    return 0
-
-
-def _sources(job_dir: Path, rank: int | None, *, after_attempt: int) -> list[_Source]:
-    """Log files of attempts after this one, from their beginnings, oldest attempt first."""
-    found = []
-    for attempt in _attempts(job_dir):
-        if attempt <= after_attempt:
-            continue
-        for path in sorted((job_dir / f"a{attempt}").iterdir()):
-            its_rank = log_rank(path.name)
-            if its_rank is not None and rank in (None, its_rank):
-                found.append(_Source(attempt, its_rank, path, 0))
-    return found

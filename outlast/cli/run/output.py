@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from outlast.cli.loglines import Lines
+from outlast.cli.loglines import Line, Lines
 from outlast.torchrun.flags import RunOptions, StreamChoice, Streams
 
 FILE_NAME = "output.log"
@@ -112,9 +112,9 @@ class Output:
             place.mkdir(parents=True, exist_ok=True)
             self._files[rank] = (place / FILE_NAME).open("ab")
 
-    def _show_lines(self, lines: list[str]) -> None:
+    def _show_lines(self, lines: list[Line]) -> None:
         if lines:
-            self._show("".join(f"{line}\n" for line in lines).encode(errors="replace"))
+            self._show("".join(f"{line.labelled()}\n" for line in lines).encode(errors="replace"))
 
     def _show(self, data: bytes) -> None:
         shown = sys.stdout.buffer if self._shown is None else self._shown

@@ -1,11 +1,14 @@
-// Output of a job's ranks, followed; searched here, among the lines that were read.
+// Output of a job's ranks, followed: the newest lines, or those of whole logs that match a pattern,
+// which each node looks for in its own. Lines that were read can be searched here, too.
 
 import { follow } from "/page/api.js";
-import { html, useEffect, useRef, useState } from "/page/ui.js";
+import { moment } from "/page/format.js";
+import { Failure, html, useEffect, useRef, useState } from "/page/ui.js";
 
 // Lines that are kept; older ones are at `outlast logs`.
 const MOST_LINES = 5000;
 const TAIL_BYTES = 65536;
+const SINCE = [["", "any time"], [600, "the last 10 minutes"], [3600, "the last hour"], [86400, "the last day"]];
 
 export function Logs({ job }) {
   const [isOpen, setOpen] = useState(false);
@@ -15,33 +18,58 @@ export function Logs({ job }) {
   </section>`;
 }
 
+/** Puts chunks of many ranks together into whole lines, each with its time and whose it is. */
+function lineMaker(isOfAll) {
+  // A rank's last line may not be whole yet.
+  const rests = new Map();
+  return (chunk) => {
+    const key = `${chunk.attempt}/${chunk.rank}`;
+    const found = ((rests.get(key) ?? "") + chunk.text).split("\n");
+    rests.set(key, found.pop());
+    const when = chunk.at_s ? `${moment(chunk.at_s)} ` : "";
+    const whose = isOfAll ? `attempt ${chunk.attempt} ${chunk.node} rank ${chunk.rank}` : `rank ${chunk.rank}`;
+    return found.map((line) => `${when}[${whose}] ${line}`);
+  };
+}
+
 function OpenLogs({ job }) {
   const [rank, setRank] = useState("");
+  const [attempt, setAttempt] = useState("");
+  const [since, setSince] = useState("");
+  const [pattern, setPattern] = useState("");
   const [search, setSearch] = useState("");
   const [lines, setLines] = useState([]);
+  const [error, setError] = useState(null);
   const box = useRef(null);
   useEffect(() => {
     setLines([]);
-    // A rank's last line may not be whole yet.
-    const rests = new Map();
-    const chunk = (each) => {
-      if (each.missing) {
-        if (each.missing.reason) add([`[${each.node}] ${each.missing.reason}`]);
-        return;
-      }
-      const text = (rests.get(each.rank) ?? "") + each.text;
-      const found = text.split("\n");
-      rests.set(each.rank, found.pop());
-      add(found.map((line) => `[rank ${each.rank}] ${line}`));
-    };
+    setError(null);
+    let linesOf = lineMaker(attempt === "all");
     const add = (more) => setLines((before) => [...before, ...more].slice(-MOST_LINES));
-    const reopened = () => {
-      rests.clear();
-      setLines([]);
+    const chunk = (each) => {
+      if (!each.missing) add(linesOf(each));
+      else if (each.missing.reason) add([`[${each.node}] ${each.missing.reason}`]);
     };
-    const query = () => ({ rank, tail_bytes: TAIL_BYTES });
-    return follow(["jobs", job.job_id, "logs", "events"], query, { chunk }, { reopened });
-  }, [job.job_id, job.attempt, rank]);
+    const reopened = () => {
+      linesOf = lineMaker(attempt === "all");
+      setLines([]);
+      setError(null);
+    };
+    const failed = (answer) => {
+      setError(answer.error);
+      // What is wrong with a pattern stays wrong; anything else is tried again.
+      if (answer.error.fields?.length > 0) end();
+    };
+    const query = () => ({
+      rank,
+      attempt,
+      grep: pattern,
+      since_s: since && Date.now() / 1000 - since,
+      tail_bytes: pattern || since ? "" : TAIL_BYTES,
+    });
+    const end = follow(["jobs", job.job_id, "logs", "events"], query, { chunk, failed }, { reopened });
+    return end;
+  }, [job.job_id, job.attempt, rank, attempt, since, pattern]);
   const needle = search.toLowerCase();
   const shown = needle ? lines.filter((line) => line.toLowerCase().includes(needle)) : lines;
   useEffect(() => {
@@ -49,11 +77,29 @@ function OpenLogs({ job }) {
     // Who has scrolled up reads there.
     if (current.scrollHeight - current.scrollTop - current.clientHeight < 200) current.scrollTop = current.scrollHeight;
   }, [shown.length]);
+  const none = pattern || since || search ? "No line that was read is of this kind." : "Nothing was written yet.";
   return html`<div class="head">
       <label>Rank <input type="number" min="0" max=${job.ranks - 1} placeholder="all" value=${rank}
         onChange=${(event) => setRank(event.target.value)} /></label>
-      <label>Search <input type="search" value=${search} onInput=${(event) => setSearch(event.target.value)} /></label>
+      <label>Attempt <select value=${attempt} onChange=${(event) => setAttempt(event.target.value)}>
+        <option value="">newest</option>
+        <option value="all">all that are kept</option>
+        ${attemptsOf(job).map((each) => html`<option key=${each} value=${each}>${each}</option>`)}
+      </select></label>
+      <label>Written in <select value=${since} onChange=${(event) => setSince(event.target.value)}>
+        ${SINCE.map(([seconds, name]) => html`<option key=${name} value=${seconds}>${name}</option>`)}
+      </select></label>
+      <label>Search whole logs <input type="search" placeholder="regular expression" value=${pattern}
+        onChange=${(event) => setPattern(event.target.value)} /></label>
+      <label>Show only <input type="search" placeholder="text" value=${search}
+        onInput=${(event) => setSearch(event.target.value)} /></label>
       <span class="quiet">${shown.length} lines</span>
     </div>
-    <pre class="logs" ref=${box} tabindex="0" aria-label="Output of ranks">${shown.join("\n") || "Nothing was written yet."}</pre>`;
+    <${Failure} error=${error} />
+    <pre class="logs" ref=${box} tabindex="0" aria-label="Output of ranks">${shown.join("\n") || none}</pre>`;
+}
+
+/** The newest attempts, which may still be kept. */
+function attemptsOf(job) {
+  return Array.from({ length: Math.min(job.attempt, 32) }, (_, before) => job.attempt - before);
 }
