@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import shlex
 import sys
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from controller import app, config_file
 from controller.addresses import DEFAULT_GRPC, DEFAULT_HTTP
 from controller.options import Options
+from outlast.log_format import LogFormat, set_up
 from outlast.startup import check_packages
 
 
@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fresh", action="store_true", help="forget jobs, nodes and host memory first"
     )
+    parser.add_argument("--log-format", choices=[*LogFormat], default=LogFormat.PRETTY)
     # For tests: what runs in the place of an agent.
     parser.add_argument("--agent-command", help=argparse.SUPPRESS)
     return parser
@@ -68,6 +69,7 @@ def parse(arguments: list[str] | None) -> Options:
         notify=configuration.notify,
         settings=configuration.settings,
         max_code_bytes=configuration.max_code_bytes,
+        log_format=LogFormat(given.log_format),
     )
     if given.agent_command:
         return replace(options, agent_command=tuple(shlex.split(given.agent_command)))
@@ -76,12 +78,10 @@ def parse(arguments: list[str] | None) -> Options:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
     try:
         check_packages()
         options = parse(arguments)
+        set_up(options.log_format)
     except ValueError as error:
         print(f"outlast controller: {error}", file=sys.stderr)
         return app.EXIT_REFUSED

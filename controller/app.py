@@ -27,6 +27,7 @@ from controller.options import Options
 from controller.retention import Keeper
 from outlast.errors import FatalError, OutlastError
 from outlast.ids import NodeId
+from outlast.log_format import say_last
 from outlast.startup import stop_signals
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def main(options: Options, on_ready: OnReady | None = None) -> int:
     try:
         asyncio.run(run(options, on_ready))
     except OutlastError as error:
-        print(f"outlast: {error}", file=sys.stderr)
+        say_last("outlast", error)
         is_refusal = isinstance(error, FatalError) and not isinstance(error, LoopEndedError)
         return EXIT_REFUSED if is_refusal else EXIT_BROKEN
     return EXIT_OK

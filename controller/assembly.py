@@ -99,7 +99,7 @@ class Controller:
             MissingClientError: Kubernetes is wanted, and its client is not installed.
         """
         if options.kube is not None:
-            return self._make_kube(options.kube)
+            return self._make_kube(replace(options.kube, agent_options=options.agent_options))
         if options.local_nodes + options.standby == 0:
             return None
 
@@ -113,7 +113,7 @@ class Controller:
             controller_address=grpc,
             join_token_file=options.token_file,
             tls_dir=options.tls_dir,
-            agent_command=options.agent_command,
+            agent_command=(*options.agent_command, *options.agent_options),
             can_come_back=not options.stop_with_stdin,
         )
         return LocalCluster(config, gone)

@@ -14,6 +14,7 @@ from controller.notify.settings import NOBODY, Notify
 from controller.planner import PlanJob
 from outlast.channel import is_loopback
 from outlast.code.digest import DEFAULT_MAX_BYTES
+from outlast.log_format import LogFormat
 from outlast.startup import python_command
 
 
@@ -60,6 +61,8 @@ class Options:
     plan_job: PlanJob | None = None
     """For the page; the arithmetic is the trainer's, which a controller does not know by itself."""
     agent_command: tuple[str, ...] = python_command("controller.agent")
+    log_format: LogFormat = LogFormat.PRETTY
+    """Of this process, and of agents that it starts."""
 
     def __post_init__(self) -> None:
         for name in ("local_nodes", "standby"):
@@ -108,6 +111,12 @@ class Options:
                 f"{' and '.join(open_to)}: anyone who reaches it could run programs on every node. "
                 f"Give {' and '.join(needed)}; or listen on 127.0.0.1, or say --insecure-i-know"
             )
+
+    @property
+    def agent_options(self) -> tuple[str, ...]:
+        """What agents that it starts are told as it was."""
+        is_default = self.log_format is LogFormat.PRETTY
+        return () if is_default else ("--log-format", self.log_format)
 
     @property
     def scheme(self) -> str:

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import sys
 from pathlib import Path
 
 from controller.agent.config import AgentConfig
 from controller.agent.run import run_agent
 from outlast.errors import OutlastError
+from outlast.log_format import LogFormat, say_last, set_up
 from outlast.startup import check_packages
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
     try:
         check_packages()
         config = parse(arguments)
+        set_up(config.log_format, {"node": config.node})
         asyncio.run(run_agent(config))
     except (OutlastError, ValueError) as error:
-        print(f"outlast agent: {error}", file=sys.stderr)
+        say_last("outlast agent", error)
         return 2
     return 0
 
@@ -58,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--image", default="", help="the image of jobs that this agent runs in, if it is not ours"
     )
+    parser.add_argument("--log-format", choices=[*LogFormat], default=LogFormat.PRETTY)
     # For tests: handed to the standby process as they are; another module of checks; a node that
     # does not permit cgroups.
     parser.add_argument("--standby-argument", action="append", default=[], help=argparse.SUPPRESS)
@@ -88,6 +87,7 @@ def parse(arguments: list[str] | None) -> AgentConfig:
         state_age_s=given.state_days * 86_400.0,
         image=given.image,
         cgroups=not given.no_cgroups,
+        log_format=LogFormat(given.log_format),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outlast.access import Access, read_tls_dir
+from outlast.log_format import LogFormat
 
 # An incident quotes the end of a log, and `outlast logs` prints more of it.
 MIN_RANK_LOG_BYTES = 1 << 20
@@ -78,6 +79,8 @@ class AgentConfig:
     """The job's image that this agent runs in; "" for the image of the agents."""
     cgroups: bool = True
     """Give each worker a cgroup of its own where this node permits it."""
+    log_format: LogFormat = LogFormat.PRETTY
+    """Of what the agent writes about itself."""
     suite_runner: str = "diagnostics.runner"
     """Module that runs suites of checks."""
     limits: Limits = Limits()

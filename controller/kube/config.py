@@ -74,6 +74,8 @@ class KubeConfig:
     """Conditions by which others say that a host is broken: nothing new comes there."""
     config_file: Path | None = None
     """A kubeconfig; None for the pod's own service account, else the default kubeconfig."""
+    agent_options: tuple[str, ...] = ()
+    """More of the command line of agents."""
     max_parallel: int = 16
     """API calls under way at the same time."""
     patience: Patience = Patience()

@@ -281,6 +281,7 @@ def _container(config: KubeConfig) -> Json:
             *("--memory-dir", f"{MEMORY_DIR}/outlast"),
             *("--workers", str(config.workers)),
             *("--metrics-port", str(METRICS_PORT)),
+            *config.agent_options,
         ],
         "env": [
             _from_field("OUTLAST_NODE", "spec.nodeName"),

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from outlast.cli import completion
+from outlast.log_format import LogFormat
 
 Controller = Annotated[
     str,
@@ -26,6 +27,15 @@ StateDir = Annotated[
         envvar="OUTLAST_STATE_DIR",
         metavar="DIR",
         help="Where a controller on this machine keeps its state.",
+    ),
+]
+LogFormatOption = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format",
+        envvar="OUTLAST_LOG_FORMAT",
+        metavar="FORMAT",
+        help="How the log is written to standard error: pretty, or json, one object on each line.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]

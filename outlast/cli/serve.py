@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,8 +12,9 @@ from outlast.cli import kube
 from outlast.cli.agent import agent
 from outlast.cli.errors import bad_input
 from outlast.cli.folders import DEFAULT_STATE_DIR
-from outlast.cli.options import StateDir
+from outlast.cli.options import LogFormatOption, StateDir
 from outlast.cli.specfile import EXAMPLE
+from outlast.log_format import LogFormat, set_up
 
 if TYPE_CHECKING:
     from controller.app import Running
@@ -130,6 +130,7 @@ def up(
     insecure: Insecure = False,
     fresh: Fresh = False,
     config: ConfigFile = None,
+    log_format: LogFormatOption = LogFormat.PRETTY,
     observe: Annotated[
         bool,
         typer.Option("--observe", help="Start Prometheus beside it, where it is installed."),
@@ -155,6 +156,7 @@ def up(
         workers_per_node=workers_per_node,
         standby=standby,
         stop_with_stdin=stop_with_stdin,
+        log_format=log_format,
     )
     _run(options, observe=observe)
 
@@ -171,6 +173,7 @@ def controller(
     insecure: Insecure = False,
     fresh: Fresh = False,
     config: ConfigFile = None,
+    log_format: LogFormatOption = LogFormat.PRETTY,
     join_token_file: JoinTokenFile = None,
     kube_namespace: kube.Namespace = "",
     kube_image: kube.Image = "",
@@ -202,6 +205,7 @@ def controller(
             client_certificates=client_certificates,
             kube=cluster,
             join_token_file=join_token_file,
+            log_format=log_format,
         )
     )
 
@@ -252,17 +256,16 @@ def _run(options: Options, *, observe: bool = False) -> None:
     from controller.addresses import reachable
     from outlast.cli import observe as observing
 
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-
+    set_up(options.log_format)
     prometheus = None
     if observe:
         program = observing.find_prometheus()
         prometheus = observing.Prometheus(program, options.state_dir / "prometheus")
 
     def say_ready(running: Running) -> None:
-        for line in ready_lines(options, running):
+        # The log says where it listens, too.
+        lines = ready_lines(options, running) if options.log_format is LogFormat.PRETTY else []
+        for line in lines:
             print(line, flush=True)
         if prometheus is not None:
             interval_s = observing.SCRAPE_INTERVAL_S

@@ -22,7 +22,7 @@ from outlast.client import Client, NotFoundError, RefusedError, UnavailableError
 from outlast.clock import SystemClock
 from outlast.problems import SpecError
 from tests.controller.fakes import FakeAgent, spec_document, until
-from tests.controller.processes import controller, refusal
+from tests.controller.processes import controller, refusal, wait_for
 
 
 def test_second_controller_is_told_who_is_there(tmp_path: Path) -> None:
@@ -30,6 +30,23 @@ def test_second_controller_is_told_who_is_there(tmp_path: Path) -> None:
         line = refusal(tmp_path)
         assert f"pid {first.pid}, {first.grpc}" in line
         assert str(tmp_path) in line
+
+
+def test_controller_and_its_agents_log_json_where_that_is_asked_for(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    agent_log = folder / "nodes" / "node-0" / "agent.log"
+    with controller(folder, "--log-format", "json", "--local-nodes", "1") as it:
+        wait_for(
+            lambda: agent_log.exists() and "controller connected" in agent_log.read_text(),
+            "the agent has joined",
+        )
+        log = it.stderr
+    for path, node in ((log, None), (agent_log, "node-0")):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        assert {"time", "level", "logger", "message"} <= set.intersection(*map(set, records))
+        assert node is None or {record["node"] for record in records} == {node}
+    opened = [json.loads(line) for line in log.read_text().splitlines() if "session opened" in line]
+    assert [record["node"] for record in opened] == ["node-0"]
 
 
 @pytest.mark.parametrize("option", ["--grpc", "--http"])

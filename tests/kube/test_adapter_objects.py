@@ -12,6 +12,7 @@ from controller.kube.config import KubeConfig
 from controller.kube.objects import checked
 from controller.kube.observed import read_host, read_pod
 from outlast.ids import NodeId
+from outlast.log_format import LogFormat
 from tests.kube.views import CONFIG, pod
 
 
@@ -36,7 +37,8 @@ def test_agent_takes_all_devices_of_a_host_of_its_own() -> None:
 
 
 def test_arguments_are_those_that_the_agent_takes() -> None:
-    spec = objects.agent_pod(CONFIG, "outlast-agent-0", "anchor-uid")["spec"]
+    of_all = replace(CONFIG, agent_options=("--log-format", "json"))
+    spec = objects.agent_pod(of_all, "outlast-agent-0", "anchor-uid")["spec"]
     (container,) = spec["containers"]
     given = [
         argument.replace("$(OUTLAST_NODE)", "host-1").replace("$(OUTLAST_ADDRESS)", "10.0.0.7")
@@ -45,6 +47,7 @@ def test_arguments_are_those_that_the_agent_takes() -> None:
     config = parse(given)
     assert (config.node, config.address, config.workers) == ("host-1", "10.0.0.7", 8)
     assert config.controller == "outlast-controller.train:7070"
+    assert config.log_format is LogFormat.JSON
     mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
     for folder in (config.state_dir, config.memory_dir, config.data_dir):
         assert any(folder.is_relative_to(mount) for mount in mounts)
