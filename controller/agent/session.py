@@ -25,12 +25,13 @@ from grpc_status import rpc_status
 from controller import join_token
 from controller.agent.addresses import controller_address
 from controller.agent.config import AgentConfig
+from controller.agent.core.clock_probes import ClockProbes
 from controller.agent.core.line import Line
 from controller.agent.wire import introduction
 from controller.join_token import JoinTokenError
 from outlast.access import AccessError
 from outlast.channel import open_aio_channel
-from outlast.clock import node_time_s
+from outlast.clock import node_time_ns, node_time_s
 from outlast.errors import FatalError, RetryableError
 from outlast.v1 import agents_pb2
 from outlast.v1.agents_pb2_grpc import AgentsStub
@@ -117,6 +118,9 @@ class Session:
         self._heartbeat: agents_pb2.Heartbeat | None = None
         self._heartbeat_period_s = DEFAULT_HEARTBEAT_PERIOD_S
         self._period_changed = asyncio.Event()
+        self._probes = ClockProbes()
+        # The last answer to one, until a heartbeat tells of it.
+        self._round_trip: agents_pb2.ClockRoundTrip | None = None
         self.num_sessions = 0
         self.num_heartbeats = 0
 
@@ -272,6 +276,8 @@ class Session:
 
     def _welcomed(self, address: str, welcome: agents_pb2.Welcome) -> None:
         self._take_periods(welcome)
+        self._probes.began()
+        self._round_trip = None
         self.num_sessions += 1
         logger.info(
             "controller connected: node=%s address=%s term=%d events_to_resend=%d",
@@ -298,6 +304,8 @@ class Session:
                 case "welcome":
                     # Another job wants to hear from this node more or less often.
                     self._take_periods(message.welcome)
+                case "clock_echo":
+                    self._clock_told(message.clock_echo)
                 case _:
                     self._events.received(message)
 
@@ -311,12 +319,29 @@ class Session:
                 heartbeat, self._heartbeat = self._heartbeat, None
                 self.num_heartbeats += 1
                 heartbeat.seq = self.num_heartbeats
+                self._ask_for_clock(heartbeat)
                 await call.write(agents_pb2.AgentMessage(heartbeat=heartbeat))
             if self._outbox:
                 await call.write(self._outbox.popleft())
                 self._room.set()
                 # One at a time: an event or a heartbeat must never wait for megabytes of logs.
                 self._wake.set()
+
+    def _ask_for_clock(self, heartbeat: agents_pb2.Heartbeat) -> None:
+        """Just before it is sent: tell of the last round trip, and begin another if it is time."""
+        if self._round_trip is not None:
+            heartbeat.clock.CopyFrom(self._round_trip)
+            self._round_trip = None
+        if self._probes.is_due(asyncio.get_running_loop().time()):
+            heartbeat.clock_sent_ns = node_time_ns()
+
+    def _clock_told(self, echo: agents_pb2.ClockEcho) -> None:
+        self._round_trip = agents_pb2.ClockRoundTrip(
+            sent_ns=echo.sent_ns,
+            received_ns=echo.received_ns,
+            answered_ns=echo.answered_ns,
+            returned_ns=node_time_ns(),
+        )
 
     async def _beat(self) -> None:
         """Have a heartbeat sent every period; a line that is slow gets the newest only."""

@@ -136,15 +136,17 @@ class NodesService(NodesServicer):
         return self._message(self._service.state.nodes[event.node])
 
     def _message(self, node: NodeRecord) -> nodes_pb2.Node:
+        now_s = asyncio.get_running_loop().time()
         heard_s = self._edge.heard_s(node.node)
         if heard_s is not None:
-            heard_s = self._clock.now_s() - (asyncio.get_running_loop().time() - heard_s)
+            heard_s = self._clock.now_s() - (now_s - heard_s)
         return node_message(
             node,
             is_connected=self._sessions.is_connected(node.node),
             last_heartbeat_s=heard_s,
             now_s=self._service.now_s,
             is_late=self._edge.is_late(node.node),
+            clock=self._edge.clock(node.node, now_s),
         )
 
 

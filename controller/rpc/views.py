@@ -11,6 +11,7 @@ from controller.command_messages import chosen_messages
 from controller.convert import capacity_message
 from controller.core import accounting, cost, leaving
 from controller.core.changes import State
+from controller.core.edge.clocks import ClockReading
 from controller.core.environments import device_in
 from controller.core.kinds import EvidenceKind, Wanted
 from controller.core.records import Evidence, IncidentRecord, JobRecord, NodeRecord
@@ -102,6 +103,7 @@ def node_message(
     last_heartbeat_s: float | None,
     is_late: bool,
     now_s: float,
+    clock: ClockReading | None = None,
 ) -> nodes_pb2.Node:
     """A node as it stands. `last_heartbeat_s` is of the wall clock."""
     return nodes_pb2.Node(
@@ -112,6 +114,8 @@ def node_message(
         connected=is_connected,
         last_heartbeat_s=last_heartbeat_s or 0.0,
         late=is_late,
+        clock_ahead_s=None if clock is None else clock.ahead_s,
+        clock_error_s=None if clock is None else clock.error_s,
         address=node.address,
         workers=node.workers,
         job_id=node.job or "",

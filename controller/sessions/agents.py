@@ -32,6 +32,7 @@ from controller.sessions.listening import within
 from controller.sessions.logs import LogQueries
 from controller.sessions.session import AgentSession, Sessions, StaleIncarnationError
 from controller.store.curves import StepRow
+from outlast.clock import node_time_ns
 from outlast.crashpoints import CrashPoint, reach
 from outlast.ids import CommandId, JobId, NodeId
 from outlast.v1 import agents_pb2
@@ -216,8 +217,11 @@ class AgentsService(AgentsServicer):
             async for message in messages:
                 if session.is_closed:
                     return
+                received_ns = node_time_ns()
                 await session.receipts.room()
                 self._take(session, message)
+                if message.heartbeat.clock_sent_ns:
+                    session.asked_for_clock(message.heartbeat.clock_sent_ns, received_ns)
         except grpc.RpcError as error:
             logger.info("session broke: node=%s %s", session.node, error)
         except grpc.aio.AbortError:

@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
+from outlast.clock import node_time_ns
 from outlast.errors import FatalError
 from outlast.ids import NodeId
 from outlast.v1 import agents_pb2
@@ -82,6 +83,8 @@ class AgentSession:
         self._outbox: deque[Outgoing] = deque()
         self._ready = asyncio.Event()
         self._acked_seq = 0
+        # The last question for our clock that was not answered: when it was sent and received.
+        self._asked_ns: tuple[int, int] | None = None
 
     def send(self, message: Outgoing) -> bool:
         """Queue a message; False when the session is over."""
@@ -93,6 +96,11 @@ class AgentSession:
         self._outbox.append(message)
         self._ready.set()
         return True
+
+    def asked_for_clock(self, sent_ns: int, received_ns: int) -> None:
+        """A heartbeat wants to know the time here; only the newest one is answered."""
+        self._asked_ns = (sent_ns, received_ns)
+        self._ready.set()
 
     def acknowledge(self) -> None:
         """Tell the agent what is durable by now."""
@@ -114,6 +122,13 @@ class AgentSession:
                 yield message() if callable(message) else message
             if self.is_closed:
                 return
+            if self._asked_ns is not None:
+                (sent_ns, received_ns), self._asked_ns = self._asked_ns, None
+                yield agents_pb2.ControllerMessage(
+                    clock_echo=agents_pb2.ClockEcho(
+                        sent_ns=sent_ns, received_ns=received_ns, answered_ns=node_time_ns()
+                    )
+                )
             durable_seq = self.receipts.durable_seq
             if durable_seq > self._acked_seq:
                 self._acked_seq = durable_seq

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Nothing runs there, and nobody expects to hear of them.
 _GONE = ("RETIRED", "RELEASED")
-_NODE_HEADER = ("NODE", "STATE", "SINCE", "SILENT", "WORKERS", "JOB", "REASON")
+_NODE_HEADER = ("NODE", "STATE", "SINCE", "SILENT", "CLOCK", "WORKERS", "JOB", "REASON")
 
 
 def register(app: typer.Typer) -> None:
@@ -116,10 +116,22 @@ def _node_row(node: Node, now_s: float) -> tuple[str, ...]:
         node.state + (", cordoned" if node.cordoned else ""),
         duration(now_s - node.state_since_s),
         silent,
+        clock_words(node.clock_ahead_s, node.clock_error_s)
+        if node.HasField("clock_ahead_s")
+        else "",
         str(node.workers),
         node.job_id or "-",
         "" if node.reason == f"runs {node.job_id}" else node.reason,
     )
+
+
+def clock_words(ahead_s: float, error_s: float) -> str:
+    """A clock against the controller's, in a unit that shows its error: `+1.24 ±0.08 ms`."""
+    unit, scale = "s", 1.0
+    for smaller, by in (("ms", 1e3), ("µs", 1e6)):
+        if error_s * scale < 0.05:
+            unit, scale = smaller, by
+    return f"{ahead_s * scale:+.2f} ±{error_s * scale:.2f} {unit}"
 
 
 def _print_node(node: Node, json: bool, what: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,7 @@ from outlast.cli.options import AnyJobName, Controller, StateDir
 if TYPE_CHECKING:
     from outlast.client import Client
     from outlast.layout import Layout
+    from outlast.trace.clocks import KnownClock
     from outlast.trace.ranks import TracedRank
     from outlast.trace.tracks import Mark
 
@@ -56,11 +58,12 @@ def trace(
         found = find_job(client, job)
         ranks, layout, missing = _read(client, found.job_id, rank, attempt, wanted)
         marks = _marks(client, found.job_id)
+        clocks = _clocks(client, ranks)
     for each in missing:
         output.print_message(f"outlast: missing: {each}")
     if not ranks:
         raise CliError(f"no rank of {found.job_id} has noted anything that is still there")
-    _write(ranks, layout, marks, wanted, to)
+    _write(ranks, layout, marks, wanted, to, clocks=clocks)
 
 
 def _steps(text: str) -> tuple[int, int] | None:
@@ -112,6 +115,20 @@ def _marks(client: Client, job_id: str) -> list[Mark]:
     ]
 
 
+def _clocks(client: Client, ranks: Sequence[TracedRank]) -> dict[str, KnownClock]:
+    """What heartbeats say of the clocks of these nodes."""
+    from outlast.trace.clocks import KnownClock
+
+    wanted = {rank.node for rank in ranks}
+    return {
+        node.node_id: KnownClock(
+            ahead_ns=round(node.clock_ahead_s * 1e9), error_ns=round(node.clock_error_s * 1e9)
+        )
+        for node in client.nodes()
+        if node.node_id in wanted and node.HasField("clock_ahead_s")
+    }
+
+
 def _protobuf(
     ranks: Sequence[TracedRank], layout: Layout, marks: Sequence[Mark]
 ) -> Iterator[bytes]:
@@ -135,12 +152,14 @@ def _write(
     marks: Sequence[Mark],
     wanted: tuple[int, int] | None,
     to: Path,
+    *,
+    clocks: Mapping[str, KnownClock],
 ) -> None:
     from outlast.trace.clocks import ahead_ns, aligned
     from outlast.trace.ranks import cut
     from outlast.trace.tracks import first_ns
 
-    ahead = ahead_ns(ranks, layout)
+    ahead = ahead_ns(ranks, layout, clocks)
     shown = aligned(ranks, ahead)
     if wanted is not None:
         shown = cut(shown, *wanted)
@@ -149,7 +168,11 @@ def _write(
         raise CliError(f"no rank has anything of steps {wanted[0]}-{wanted[1]} any more")
     # What happened before the first thing that is shown is not in the picture.
     begun_ns = first_ns(shown)
-    seen = [mark for mark in marks if mark.at_ns >= begun_ns]
+    # Marks are of the controller's clock, and all else is put on that of the first rank's node.
+    first = clocks.get(ranks[0].node)
+    by_ns = 0 if first is None or abs(first.ahead_ns) <= first.error_ns else first.ahead_ns
+    placed = [replace(mark, at_ns=mark.at_ns + by_ns) for mark in marks]
+    seen = [mark for mark in placed if mark.at_ns >= begun_ns]
     opened = gzip.open if to.suffix == ".gz" else open
     is_json = Path(to.stem if to.suffix == ".gz" else to.name).suffix != ".pftrace"
     parts = (_json if is_json else _protobuf)(shown, layout, seen)

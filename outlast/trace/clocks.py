@@ -4,6 +4,10 @@ No member of a collective can end it before each of them has begun it. What two 
 beginnings and ends of their common collectives therefore bounds how far apart their clocks are,
 from both sides, and the more closely the more often either of them came last. Clocks that may be
 the same by these bounds are taken to be; else the middle between the bounds is.
+
+Heartbeats bound the same from both sides (`KnownClock`), less closely as a rule. Where both are
+there, both hold; a node that meets no other in a collective is put where heartbeats say. Where they
+contradict each other the collectives are right: they are of the time that is looked at.
 """
 
 from __future__ import annotations
@@ -24,6 +28,14 @@ class _Part:
     ended_ns: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownClock:
+    """A node's clock against the controller's, as heartbeats say."""
+
+    ahead_ns: int
+    error_ns: int
+
+
 @dataclass(slots=True)
 class _Bounds:
     """By how much one node's clock is ahead of another's, at least and at most."""
@@ -37,22 +49,62 @@ class _Bounds:
             return 0
         return (self.least_ns + self.most_ns) // 2
 
+    def within(self, other: _Bounds | None) -> _Bounds:
+        """Both together; these alone where they contradict each other."""
+        if other is None:
+            return self
+        least_ns = max(self.least_ns, other.least_ns)
+        most_ns = min(self.most_ns, other.most_ns)
+        return self if least_ns > most_ns else _Bounds(least_ns, most_ns)
 
-def ahead_ns(ranks: Sequence[TracedRank], layout: Layout) -> dict[str, int]:
+
+def ahead_ns(
+    ranks: Sequence[TracedRank], layout: Layout, known: Mapping[str, KnownClock] | None = None
+) -> dict[str, int]:
     """By how much the clock of each node is ahead of the first rank's node.
 
-    0 for a node that no collective connects with it, not even through others.
+    `known` is what heartbeats say. 0 for a node that nothing connects with it: no collective, not
+    even through others, and no heartbeat.
     """
-    bounds = _bounds(_parts(ranks, layout))
-    ahead = {ranks[0].node: 0} if ranks else {}
-    queue = deque(ahead)
-    while queue:
-        one = queue.popleft()
-        for (start, other), found in bounds.items():
-            if start == one and other not in ahead:
-                ahead[other] = ahead[one] + found.likely_ns
-                queue.append(other)
-    return {rank.node: ahead.get(rank.node, 0) for rank in ranks}
+    known = known or {}
+    neighbours: defaultdict[str, dict[str, _Bounds]] = defaultdict(dict)
+    for (one, other), found in _bounds(_parts(ranks, layout)).items():
+        neighbours[one][other] = found.within(_known_bounds(one, other, known))
+    nodes = list(dict.fromkeys(rank.node for rank in ranks))
+    ahead: dict[str, int] = {}
+    for node in nodes:
+        if node in ahead:
+            continue
+        ahead[node] = _by_heartbeats(node, ahead, known)
+        queue = deque([node])
+        while queue:
+            one = queue.popleft()
+            for other, found in neighbours[one].items():
+                if other not in ahead:
+                    ahead[other] = ahead[one] + found.likely_ns
+                    queue.append(other)
+    return ahead
+
+
+def _by_heartbeats(node: str, ahead: Mapping[str, int], known: Mapping[str, KnownClock]) -> int:
+    """Where a node is by heartbeats, beside the one of those placed that they know best."""
+    placed = [each for each in ahead if each in known]
+    if node not in known or not placed:
+        return 0
+    beside = min(placed, key=lambda each: known[each].error_ns)
+    bounds = _known_bounds(beside, node, known)
+    assert bounds is not None, "both are known"
+    return ahead[beside] + bounds.likely_ns
+
+
+def _known_bounds(one: str, other: str, known: Mapping[str, KnownClock]) -> _Bounds | None:
+    """Of the second node against the first, by heartbeats."""
+    if one not in known or other not in known:
+        return None
+    first, second = known[one], known[other]
+    ahead_ns = second.ahead_ns - first.ahead_ns
+    error_ns = first.error_ns + second.error_ns
+    return _Bounds(ahead_ns - error_ns, ahead_ns + error_ns)
 
 
 def aligned(ranks: Sequence[TracedRank], ahead: Mapping[str, int]) -> list[TracedRank]:

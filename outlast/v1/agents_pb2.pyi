@@ -61,6 +61,7 @@ class ControllerMessage(google.protobuf.message.Message):
     ACKED_EVENT_SEQ_FIELD_NUMBER: builtins.int
     LOG_QUERY_FIELD_NUMBER: builtins.int
     CHECK_ORDER_FIELD_NUMBER: builtins.int
+    CLOCK_ECHO_FIELD_NUMBER: builtins.int
     acked_event_seq: builtins.int
     """Every event up to and including this sequence number is journalled."""
     @property
@@ -71,6 +72,8 @@ class ControllerMessage(google.protobuf.message.Message):
     def log_query(self) -> global___LogQuery: ...
     @property
     def check_order(self) -> global___CheckOrder: ...
+    @property
+    def clock_echo(self) -> global___ClockEcho: ...
     def __init__(
         self,
         *,
@@ -79,10 +82,11 @@ class ControllerMessage(google.protobuf.message.Message):
         acked_event_seq: builtins.int = ...,
         log_query: global___LogQuery | None = ...,
         check_order: global___CheckOrder | None = ...,
+        clock_echo: global___ClockEcho | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["acked_event_seq", b"acked_event_seq", "check_order", b"check_order", "command", b"command", "kind", b"kind", "log_query", b"log_query", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acked_event_seq", b"acked_event_seq", "check_order", b"check_order", "command", b"command", "kind", b"kind", "log_query", b"log_query", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["welcome", "command", "acked_event_seq", "log_query", "check_order"] | None: ...
+    def HasField(self, field_name: typing.Literal["acked_event_seq", b"acked_event_seq", "check_order", b"check_order", "clock_echo", b"clock_echo", "command", b"command", "kind", b"kind", "log_query", b"log_query", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["acked_event_seq", b"acked_event_seq", "check_order", b"check_order", "clock_echo", b"clock_echo", "command", b"command", "kind", b"kind", "log_query", b"log_query", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["welcome", "command", "acked_event_seq", "log_query", "check_order", "clock_echo"] | None: ...
 
 global___ControllerMessage = ControllerMessage
 
@@ -284,20 +288,82 @@ class Heartbeat(google.protobuf.message.Message):
     SEQ_FIELD_NUMBER: builtins.int
     AT_S_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
+    CLOCK_SENT_NS_FIELD_NUMBER: builtins.int
+    CLOCK_FIELD_NUMBER: builtins.int
     seq: builtins.int
     at_s: builtins.float
+    clock_sent_ns: builtins.int
+    """When this was sent, by the node's clock; the controller answers with a ClockEcho. 0: it need not."""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankSummary]: ...
+    @property
+    def clock(self) -> global___ClockRoundTrip:
+        """The last round trip that has ended, once."""
+
     def __init__(
         self,
         *,
         seq: builtins.int = ...,
         at_s: builtins.float = ...,
         ranks: collections.abc.Iterable[global___RankSummary] | None = ...,
+        clock_sent_ns: builtins.int = ...,
+        clock: global___ClockRoundTrip | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "ranks", b"ranks", "seq", b"seq"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["clock", b"clock"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "clock", b"clock", "clock_sent_ns", b"clock_sent_ns", "ranks", b"ranks", "seq", b"seq"]) -> None: ...
 
 global___Heartbeat = Heartbeat
+
+@typing.final
+class ClockEcho(google.protobuf.message.Message):
+    """The answer to `clock_sent_ns`, with when that came and when this was sent by the controller's
+    clock.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SENT_NS_FIELD_NUMBER: builtins.int
+    RECEIVED_NS_FIELD_NUMBER: builtins.int
+    ANSWERED_NS_FIELD_NUMBER: builtins.int
+    sent_ns: builtins.int
+    received_ns: builtins.int
+    answered_ns: builtins.int
+    def __init__(
+        self,
+        *,
+        sent_ns: builtins.int = ...,
+        received_ns: builtins.int = ...,
+        answered_ns: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["answered_ns", b"answered_ns", "received_ns", b"received_ns", "sent_ns", b"sent_ns"]) -> None: ...
+
+global___ClockEcho = ClockEcho
+
+@typing.final
+class ClockRoundTrip(google.protobuf.message.Message):
+    """A ClockEcho, with when it came by the node's clock: the four moments of RFC 5905, section 8."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SENT_NS_FIELD_NUMBER: builtins.int
+    RECEIVED_NS_FIELD_NUMBER: builtins.int
+    ANSWERED_NS_FIELD_NUMBER: builtins.int
+    RETURNED_NS_FIELD_NUMBER: builtins.int
+    sent_ns: builtins.int
+    received_ns: builtins.int
+    answered_ns: builtins.int
+    returned_ns: builtins.int
+    def __init__(
+        self,
+        *,
+        sent_ns: builtins.int = ...,
+        received_ns: builtins.int = ...,
+        answered_ns: builtins.int = ...,
+        returned_ns: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["answered_ns", b"answered_ns", "received_ns", b"received_ns", "returned_ns", b"returned_ns", "sent_ns", b"sent_ns"]) -> None: ...
+
+global___ClockRoundTrip = ClockRoundTrip
 
 @typing.final
 class Operation(google.protobuf.message.Message):

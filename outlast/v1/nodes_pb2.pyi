@@ -28,6 +28,8 @@ class Node(google.protobuf.message.Message):
     JOB_ID_FIELD_NUMBER: builtins.int
     CORDONED_FIELD_NUMBER: builtins.int
     LATE_FIELD_NUMBER: builtins.int
+    CLOCK_AHEAD_S_FIELD_NUMBER: builtins.int
+    CLOCK_ERROR_S_FIELD_NUMBER: builtins.int
     CAPACITY_FIELD_NUMBER: builtins.int
     node_id: builtins.str
     state: builtins.str
@@ -41,6 +43,11 @@ class Node(google.protobuf.message.Message):
     cordoned: builtins.bool
     late: builtins.bool
     """It is connected and has sent nothing for longer than a heartbeat may take."""
+    clock_ahead_s: builtins.float
+    """By how much its clock is ahead of the controller's, and how far that may be wrong; absent while
+    it is not known. It is the clock by which its ranks note times.
+    """
+    clock_error_s: builtins.float
     @property
     def capacity(self) -> outlast.v1.common_pb2.NodeCapacity:
         """Absent when its agent does not say."""
@@ -59,10 +66,16 @@ class Node(google.protobuf.message.Message):
         job_id: builtins.str = ...,
         cordoned: builtins.bool = ...,
         late: builtins.bool = ...,
+        clock_ahead_s: builtins.float | None = ...,
+        clock_error_s: builtins.float | None = ...,
         capacity: outlast.v1.common_pb2.NodeCapacity | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["capacity", b"capacity"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "capacity", b"capacity", "connected", b"connected", "cordoned", b"cordoned", "job_id", b"job_id", "last_heartbeat_s", b"last_heartbeat_s", "late", b"late", "node_id", b"node_id", "reason", b"reason", "state", b"state", "state_since_s", b"state_since_s", "workers", b"workers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_clock_ahead_s", b"_clock_ahead_s", "_clock_error_s", b"_clock_error_s", "capacity", b"capacity", "clock_ahead_s", b"clock_ahead_s", "clock_error_s", b"clock_error_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_clock_ahead_s", b"_clock_ahead_s", "_clock_error_s", b"_clock_error_s", "address", b"address", "capacity", b"capacity", "clock_ahead_s", b"clock_ahead_s", "clock_error_s", b"clock_error_s", "connected", b"connected", "cordoned", b"cordoned", "job_id", b"job_id", "last_heartbeat_s", b"last_heartbeat_s", "late", b"late", "node_id", b"node_id", "reason", b"reason", "state", b"state", "state_since_s", b"state_since_s", "workers", b"workers"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_clock_ahead_s", b"_clock_ahead_s"]) -> typing.Literal["clock_ahead_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_clock_error_s", b"_clock_error_s"]) -> typing.Literal["clock_error_s"] | None: ...
 
 global___Node = Node
 

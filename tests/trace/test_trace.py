@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from outlast.layout import Layout
-from outlast.trace.clocks import ahead_ns, aligned
+from outlast.trace.clocks import KnownClock, ahead_ns, aligned
 from outlast.trace.events import events
 from outlast.trace.ranks import (
     TracedOperation,
@@ -187,6 +187,48 @@ def test_a_node_that_meets_nobody_keeps_its_clock() -> None:
     ranks = [rank_of(0, (operation(0, 1),)), rank_of(1, ())]
     assert ahead_ns(ranks, LAYOUT) == {"n0": 0, "n1": 0}
     assert ahead_ns([], LAYOUT) == {}
+
+
+def test_a_node_that_meets_nobody_is_put_where_heartbeats_say() -> None:
+    first = (operation(0, 10, sequence=1), operation(20, 30, sequence=2))
+    layout = Layout(pp=2, dp=2)
+    ranks = [
+        rank_of(0, first, layout=layout),
+        # By collectives, 0 to 20 ms apart from it in either way.
+        rank_of(1, first, layout=layout),
+        rank_of(2, (), layout=layout),
+        rank_of(3, (), layout=layout),
+    ]
+    clocks = {
+        "n0": KnownClock(ahead_ns=100 * MS, error_ns=MS),
+        "n1": KnownClock(ahead_ns=108 * MS, error_ns=MS),
+        "n2": KnownClock(ahead_ns=-500 * MS, error_ns=MS),
+    }
+    found = ahead_ns(ranks, layout, clocks)
+    # Both hold for n1; nothing is known of n3.
+    assert found == {"n0": 0, "n1": 8 * MS, "n2": -600 * MS, "n3": 0}
+    # Heartbeats that contradict collectives are of another time.
+    wrong = {**clocks, "n1": KnownClock(ahead_ns=9_000 * MS, error_ns=MS)}
+    assert ahead_ns(ranks, layout, wrong)["n1"] == 0
+    # The error of both nodes counts.
+    loose = {**clocks, "n1": KnownClock(ahead_ns=108 * MS, error_ns=7 * MS)}
+    assert ahead_ns(ranks, layout, loose)["n1"] == 0
+
+
+def test_nodes_that_meet_each_other_stay_together_where_heartbeats_put_one() -> None:
+    layout = Layout(pp=2, dp=2)
+    pair = tuple(operation(10 * each, 10 * each + 1, sequence=each) for each in range(1, 9))
+    late = tuple(operation(10 * each + 50, 10 * each + 51, sequence=each) for each in range(1, 9))
+    ranks = [
+        rank_of(0, (), layout=layout),
+        rank_of(2, pair, layout=layout),
+        rank_of(3, late, layout=layout),
+    ]
+    clocks = {
+        "n0": KnownClock(ahead_ns=0, error_ns=MS),
+        "n2": KnownClock(ahead_ns=300 * MS, error_ns=MS),
+    }
+    assert ahead_ns(ranks, layout, clocks) == {"n0": 0, "n2": 300 * MS, "n3": 350 * MS}
 
 
 def test_only_some_steps_are_cut_out() -> None:

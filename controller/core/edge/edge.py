@@ -18,6 +18,7 @@ from typing import assert_never
 
 from controller.core.changes import JobPut, NodePut, State, StateChange
 from controller.core.edge.advance import AdvanceTable
+from controller.core.edge.clocks import ClockReading, ClockTable
 from controller.core.edge.detectors import Detectors
 from controller.core.edge.due import DueQueue
 from controller.core.edge.hangs import HangTable
@@ -52,6 +53,7 @@ class Edge:
         self._state = state
         self._settings = SettingsTable(settings_of)
         self._liveness = LivenessTable()
+        self._clocks = ClockTable()
         self._advances = AdvanceTable()
         self._hangs = HangTable(self._settings, lambda job: state.done.get(job, {}))
         self._detectors = Detectors(state, self._settings)
@@ -71,6 +73,8 @@ class Edge:
                 return self._joined(node, message.hello, now_s)
             case "heartbeat":
                 at_s, attempts = message.heartbeat.at_s, by_attempt(message.heartbeat)
+                if message.heartbeat.HasField("clock"):
+                    self._clocks.heard(node, message.heartbeat.clock, now_s)
                 # Before `_heartbeat`, which reports each finding only once: an error here must not
                 # lose it.
                 detected = self._detectors.heartbeat(attempts, at_s, now_s)
@@ -115,6 +119,7 @@ class Edge:
             if record is None or record.state in AWAY:
                 self._liveness.forget(node)
                 self._periods_s.pop(node, None)
+                self._clocks.forget(node)
             else:
                 self._expect(node, now_s)
         return list(changed)
@@ -233,6 +238,10 @@ class Edge:
         """When a node was last heard."""
         return self._liveness.heard_s(node)
 
+    def clock(self, node: NodeId, now_s: float) -> ClockReading | None:
+        """How a node's clock differs from the controller's, as far as that is known."""
+        return self._clocks.reading(node, now_s)
+
     def is_late(self, node: NodeId) -> bool:
         """Whether a node is being watched and has been silent for longer than it may be."""
         return self._liveness.is_late(node)
@@ -258,6 +267,7 @@ class Edge:
     def _joined(self, node: NodeId, hello: agents_pb2.Hello, now_s: float) -> list[Event]:
         """An agent opened a session, and will send a heartbeat at the wanted period."""
         self.told_period(node, self.wanted_period_s(node), now_s)
+        self._clocks.began(node)
         return [node_joined(hello), *self.heard(node, now_s)]
 
     def _heartbeat(

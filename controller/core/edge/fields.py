@@ -58,6 +58,8 @@ _PORT = Number(0, 65_535)
 _DURATION = Number(0.0, MAX_DURATION_S, instead=0.0)
 _SIZE = Number(0, MAX_COUNT, instead=0)
 _STEP_IF_KNOWN = Number(-1, MAX_COUNT, instead=-1)
+# Of a clock: for two centuries.
+_NANOSECONDS = Number(0, 2**62, instead=0)
 _TITLE = Text(256)
 _LINE = Text(4_096)
 _PAGE = Text(65_536, keeps_end=True)
@@ -124,6 +126,14 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "seq": Number(0, MAX_COUNT, instead=0),
         "at_s": Moment(),
         "ranks": Many(Part(), MAX_RANKS),
+        "clock_sent_ns": _NANOSECONDS,
+        "clock": Part(),
+    },
+    "ClockRoundTrip": {
+        "sent_ns": _NANOSECONDS,
+        "received_ns": _NANOSECONDS,
+        "answered_ns": _NANOSECONDS,
+        "returned_ns": _NANOSECONDS,
     },
     "Operation": {
         "op": _TITLE,
@@ -258,6 +268,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "end": Flag(),
         # Of old lines too, and 0 where nobody asked.
         "at_s": Number(0.0, 1e11, instead=0.0),
+        "is_selected": Flag(),
     },
     "CheckReport": {
         "order_id": Name(_ID),

@@ -18,6 +18,14 @@ _BY_NODE = ("node",)
 STATE = Gauge("outlast_node_state", "1 for the node's present state", ("node", "state"))
 CONNECTED = Gauge("outlast_node_connected", "Whether its agent has a session", _BY_NODE)
 HEARTBEAT = Gauge("outlast_node_heartbeat_age_seconds", "Since it was last heard", _BY_NODE)
+CLOCK_AHEAD = Gauge(
+    "outlast_node_clock_ahead_seconds",
+    "By how much its clock is ahead of the controller's, from heartbeats' round trips",
+    _BY_NODE,
+)
+CLOCK_ERROR = Gauge(
+    "outlast_node_clock_error_seconds", "How far that may be wrong at most", _BY_NODE
+)
 QUARANTINES = Gauge("outlast_node_quarantines", "How often it was quarantined of late", _BY_NODE)
 STOPS = Gauge(
     "outlast_node_agent_stops",
@@ -32,7 +40,7 @@ SPARES_WANTED = Gauge(
 EVICTIONS = Counter("outlast_node_evictions_total", "Nodes taken out of the cluster")
 REQUESTS = Counter("outlast_node_requests_total", "Times that the cluster was asked for nodes")
 FAMILIES: tuple[Family, ...] = (
-    *(STATE, CONNECTED, HEARTBEAT, QUARANTINES, STOPS),
+    *(STATE, CONNECTED, HEARTBEAT, CLOCK_AHEAD, CLOCK_ERROR, QUARANTINES, STOPS),
     *(SPARE, SPARES_WANTED, EVICTIONS, REQUESTS),
 )
 
@@ -52,6 +60,9 @@ def collect(sources: Sources) -> Iterator[Metric]:
         for node in nodes
         if (heard_s := sources.edge.heard_s(node.node)) is not None
     )
+    clocks = [(node.node, sources.edge.clock(node.node, now_s)) for node in nodes]
+    yield CLOCK_AHEAD.of(((node,), each.ahead_s) for node, each in clocks if each is not None)
+    yield CLOCK_ERROR.of(((node,), each.error_s) for node, each in clocks if each is not None)
     yield QUARANTINES.of(((node.node,), len(node.quarantines_s)) for node in nodes)
     wall_s = sources.service.now_s
     yield STOPS.of(((node.node,), len(recent_stops(node, wall_s))) for node in nodes)
