@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fresh", action="store_true", help="forget jobs, nodes and host memory first"
     )
+    parser.add_argument("--otlp-endpoint", default="", metavar="URL", help="export logs there")
     parser.add_argument("--log-format", choices=[*LogFormat], default=LogFormat.PRETTY)
     # For tests: what runs in the place of an agent.
     parser.add_argument("--agent-command", help=argparse.SUPPRESS)
@@ -70,6 +71,7 @@ def parse(arguments: list[str] | None) -> Options:
         settings=configuration.settings,
         max_code_bytes=configuration.max_code_bytes,
         log_format=LogFormat(given.log_format),
+        otlp_endpoint=given.otlp_endpoint,
     )
     if given.agent_command:
         return replace(options, agent_command=tuple(shlex.split(given.agent_command)))

@@ -24,6 +24,10 @@ from controller.local.cluster import LocalCluster
 from controller.notify import metrics as notifications
 from controller.notify.notifier import Notifier
 from controller.options import Options
+from controller.otlp import metrics as otlp_metrics
+from controller.otlp.export import start as start_export
+from controller.otlp.incidents import export_incidents
+from controller.otlp.queue import ExportQueue
 from controller.retention import Keeper
 from outlast.errors import FatalError, OutlastError
 from outlast.ids import NodeId
@@ -91,6 +95,9 @@ async def run(
         if options.token_file is not None:
             join_token.make_if_missing(options.token_file)
             join_token.read(options.token_file)
+        otlp = start_export("outlast-controller", options.otlp_endpoint, os.environ, {})
+        if otlp is not None:
+            stack.callback(otlp.close)
         http = bind_http(options.http)
         stack.callback(http.close)
         controller = await stack.enter_async_context(assemble(options))
@@ -103,14 +110,19 @@ async def run(
             )
         running = Running(grpc=grpc, http=name_of(http), term=controller.journal.term)
         lock.say(grpc=running.grpc, http=running.http)
-        await _Life(options, running, controller, stop).live(http, on_ready)
+        await _Life(options, running, controller, stop, otlp).live(http, on_ready)
 
 
 class _Life:
     """A controller from its first call to its last."""
 
     def __init__(
-        self, options: Options, running: Running, controller: Controller, stop: asyncio.Event
+        self,
+        options: Options,
+        running: Running,
+        controller: Controller,
+        stop: asyncio.Event,
+        otlp: ExportQueue | None,
     ) -> None:
         self._options = options
         self._running = running
@@ -120,6 +132,7 @@ class _Life:
         self._own = controller.server.bind_own(options.state_dir)
         self._cluster = controller.make_cluster(options, reachable(running.grpc))
         self._file = options.state_dir / "controller.json"
+        self._otlp = otlp
         # The controller ends when one of these does.
         self._vital: list[asyncio.Task[None]] = []
         self._others: list[asyncio.Task[None]] = []
@@ -145,6 +158,7 @@ class _Life:
         keeper = Keeper(self._service, self._options.retention, self._controller.parts.code)
         notifier = Notifier(self._service, self._options.notify, self._options.state_dir)
         self._controller.metrics.add(partial(notifications.collect, notifier))
+        self._controller.metrics.add(partial(otlp_metrics.collect, self._otlp))
         stopped = asyncio.create_task(_until(self._stop), name="stop")
         self._vital = [
             asyncio.create_task(self._service.run(), name="service"),
@@ -156,6 +170,9 @@ class _Life:
             asyncio.create_task(self._controller.parts.trends.run(), name="trends"),
             stopped,
         ]
+        if self._otlp is not None:
+            incidents = export_incidents(self._service, self._otlp)
+            self._others.append(asyncio.create_task(incidents, name="incidents for OTLP"))
         if self._cluster is not None:
             self._others.append(asyncio.create_task(self._cluster.failed(), name="cluster"))
             self._vital.append(self._others[-1])

@@ -63,6 +63,8 @@ class Options:
     agent_command: tuple[str, ...] = python_command("controller.agent")
     log_format: LogFormat = LogFormat.PRETTY
     """Of this process, and of agents that it starts."""
+    otlp_endpoint: str = ""
+    """Where they export logs to by OTLP; "" for what OpenTelemetry's variables say."""
 
     def __post_init__(self) -> None:
         for name in ("local_nodes", "standby"):
@@ -115,8 +117,12 @@ class Options:
     @property
     def agent_options(self) -> tuple[str, ...]:
         """What agents that it starts are told as it was."""
-        is_default = self.log_format is LogFormat.PRETTY
-        return () if is_default else ("--log-format", self.log_format)
+        given: list[str] = []
+        if self.log_format is not LogFormat.PRETTY:
+            given += ["--log-format", self.log_format]
+        if self.otlp_endpoint:
+            given += ["--otlp-endpoint", self.otlp_endpoint]
+        return tuple(given)
 
     @property
     def scheme(self) -> str:

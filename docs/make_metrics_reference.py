@@ -16,6 +16,7 @@ from controller.families import Family
 from controller.kube import metrics as kube
 from controller.notify import metrics as notifications
 from controller.web.metrics import checkpoints, checks, fleet, incidents, jobs, training, trends
+from controller.otlp import metrics as otlp
 from controller.web.metrics import itself as controller
 
 PAGE = Path(__file__).parent / "reference" / "metrics.md"
@@ -23,8 +24,8 @@ PAGE = Path(__file__).parent / "reference" / "metrics.md"
 _HEAD = """# Metrics
 
 Generated from the declarations below `controller/web/metrics` and
-`controller/agent/observe/metrics` and in `metrics.py` of `controller/kube` and `controller/notify`
-by `python docs/make_metrics_reference.py`.
+`controller/agent/observe/metrics` and in `metrics.py` of `controller/kube`,
+`controller/notify` and `controller/otlp` by `python docs/make_metrics_reference.py`.
 
 The controller shows jobs, nodes, incidents and checkpoints at `http://CONTROLLER:7071/metrics`.
 Each agent shows its ranks and its machine at the port of `--metrics-port`;
@@ -60,6 +61,7 @@ def page() -> str:
                 ("Days and weeks", trends),
                 ("Kubernetes", kube),
                 ("Notifications", notifications),
+                ("Logs by OTLP", otlp),
                 ("The controller itself", controller),
             ),
             "## Agents\n",
@@ -69,6 +71,7 @@ def page() -> str:
                 ("Machine", host),
                 ("Links", network),
                 ("GPUs", gpu),
+                ("Logs by OTLP", otlp),
             ),
         ]
     )

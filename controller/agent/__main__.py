@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--image", default="", help="the image of jobs that this agent runs in, if it is not ours"
     )
+    parser.add_argument("--otlp-endpoint", default="", metavar="URL", help="export logs there")
     parser.add_argument("--log-format", choices=[*LogFormat], default=LogFormat.PRETTY)
     # For tests: handed to the standby process as they are; another module of checks; a node that
     # does not permit cgroups.
@@ -88,6 +89,7 @@ def parse(arguments: list[str] | None) -> AgentConfig:
         image=given.image,
         cgroups=not given.no_cgroups,
         log_format=LogFormat(given.log_format),
+        otlp_endpoint=given.otlp_endpoint,
     )
 
 

@@ -34,11 +34,12 @@ from controller.agent.observe.capacity import NodeCapacity
 from controller.agent.observe.host import Host
 from controller.agent.observe.leftovers import left_steps
 from controller.agent.observe.links import Links, Sampler
+from controller.agent.observe.log_export import LogExport
 from controller.agent.observe.logs import Logs
 from controller.agent.observe.metrics import Metrics, Reading, ranks
 from controller.agent.observe.metrics.host import Folders
 from controller.agent.observe.oom import OomKills
-from controller.agent.observe.pruning import Bounds, Pruning
+from controller.agent.observe.pruning import Pruning
 from controller.agent.observe.reporter import Reporter
 from controller.agent.observe.stall_watch import StallWatch
 from controller.agent.order_steps import Parts
@@ -108,13 +109,11 @@ class Agent:
         self._checks = CheckOrders(config, self._suites, self._session.send)
         folders = Folders.of(config)
         self._links = Links(self._emit, running, None if config.is_loopback else Sampler())
-        self._metrics = Metrics(self._reading, folders, self._links)
-        max_log_bytes = config.rank_log_bytes
-        self._host = Host(folders, self._emit, running, oom_kills, max_log_bytes=max_log_bytes)
-        bounds = Bounds(max_bytes=config.state_bytes, max_age_s=config.state_age_s)
-        self._pruning = Pruning(
-            config.state_dir, config.memory_dir, bounds, max_log_bytes=max_log_bytes
-        )
+        self._log_export = LogExport(config, running)
+        self._metrics = Metrics(self._reading, folders, self._links, self._log_export.queue)
+        most_bytes = config.rank_log_bytes
+        self._host = Host(folders, self._emit, running, oom_kills, max_log_bytes=most_bytes)
+        self._pruning = Pruning.of(config)
         self._metrics_address = ""
         self._capacity = NodeCapacity(config.memory_dir, image=config.image)
 
@@ -151,6 +150,7 @@ class Agent:
             ("stall_watch", self._stall_watch.run),
             ("host", self._host.run),
             ("links", self._links.run),
+            ("log export", self._log_export.run),
             ("orphans", self._orphans.run),
             ("pruning", self._pruning.run),
         ):
@@ -201,6 +201,7 @@ class Agent:
             self._metrics.close,
             self._host.close,
             self._links.close,
+            self._log_export.close,
             self._rendezvous.close,
             self._note_left,
             self._state.close,

@@ -81,6 +81,8 @@ class AgentConfig:
     """Give each worker a cgroup of its own where this node permits it."""
     log_format: LogFormat = LogFormat.PRETTY
     """Of what the agent writes about itself."""
+    otlp_endpoint: str = ""
+    """Where logs are exported to by OTLP; "" for what OpenTelemetry's variables say."""
     suite_runner: str = "diagnostics.runner"
     """Module that runs suites of checks."""
     limits: Limits = Limits()

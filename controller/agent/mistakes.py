@@ -23,6 +23,7 @@ PARTS = (
     "heartbeat",
     "host",
     "links",
+    "log export",
     "post-mortem",
     "pruning",
     "reporter",

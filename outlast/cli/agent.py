@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from outlast.cli.folders import DEFAULT_STATE_DIR
-from outlast.cli.options import LogFormatOption
+from outlast.cli.options import LogFormatOption, OtlpEndpoint
 from outlast.log_format import LogFormat
 
 ControllerToJoin = Annotated[
@@ -106,6 +106,7 @@ def agent(
     state_days: StateDays = 90,
     state_dir: NodeStateDir = DEFAULT_STATE_DIR,
     log_format: LogFormatOption = LogFormat.PRETTY,
+    otlp_endpoint: OtlpEndpoint = "",
 ) -> None:
     """Run the agent of one node in the foreground.
 
@@ -120,7 +121,7 @@ def agent(
     arguments += ["--controller", controller_address, "--workers", str(workers)]
     arguments += ["--address", address]
     arguments += ["--rank-log-mib", str(rank_log_mib)]
-    arguments += ["--log-format", log_format]
+    arguments += ["--log-format", log_format, "--otlp-endpoint", otlp_endpoint]
     arguments += ["--state-mib", str(state_mib), "--state-days", str(state_days)]
     beside = state_dir.expanduser() / FILE_NAME
     if join_token_file is not None or beside.exists():

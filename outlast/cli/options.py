@@ -38,6 +38,15 @@ LogFormatOption = Annotated[
         help="How the log is written to standard error: pretty, or json, one object on each line.",
     ),
 ]
+OtlpEndpoint = Annotated[
+    str,
+    typer.Option(
+        "--otlp-endpoint",
+        metavar="URL",
+        help="Export logs there by OTLP (`pip install outlast[otlp]`); by default where "
+        "OTEL_EXPORTER_OTLP_ENDPOINT says, if it is set.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 JobName = Annotated[
     str,

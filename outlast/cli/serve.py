@@ -12,7 +12,7 @@ from outlast.cli import kube
 from outlast.cli.agent import agent
 from outlast.cli.errors import bad_input
 from outlast.cli.folders import DEFAULT_STATE_DIR
-from outlast.cli.options import LogFormatOption, StateDir
+from outlast.cli.options import LogFormatOption, OtlpEndpoint, StateDir
 from outlast.cli.specfile import EXAMPLE
 from outlast.log_format import LogFormat, set_up
 
@@ -99,6 +99,17 @@ Insecure = Annotated[
         "port can run programs on every node.",
     ),
 ]
+Observe = Annotated[
+    bool, typer.Option("--observe", help="Start Prometheus beside it, where it is installed.")
+]
+StopWithStdin = Annotated[
+    bool,
+    typer.Option(
+        "--stop-with-stdin",
+        help="Stop when standard input ends, which it does with the program that has started "
+        "this one with a pipe; leave nothing in host memory.",
+    ),
+]
 DEFAULT_GRPC = "127.0.0.1:7070"
 DEFAULT_HTTP = "127.0.0.1:7071"
 
@@ -131,18 +142,9 @@ def up(
     fresh: Fresh = False,
     config: ConfigFile = None,
     log_format: LogFormatOption = LogFormat.PRETTY,
-    observe: Annotated[
-        bool,
-        typer.Option("--observe", help="Start Prometheus beside it, where it is installed."),
-    ] = False,
-    stop_with_stdin: Annotated[
-        bool,
-        typer.Option(
-            "--stop-with-stdin",
-            help="Stop when standard input ends, which it does with the program that has started "
-            "this one with a pipe; leave nothing in host memory.",
-        ),
-    ] = False,
+    otlp_endpoint: OtlpEndpoint = "",
+    observe: Observe = False,
+    stop_with_stdin: StopWithStdin = False,
 ) -> None:
     """Start a controller and local nodes in the foreground.
 
@@ -157,6 +159,7 @@ def up(
         standby=standby,
         stop_with_stdin=stop_with_stdin,
         log_format=log_format,
+        otlp_endpoint=otlp_endpoint,
     )
     _run(options, observe=observe)
 
@@ -174,6 +177,7 @@ def controller(
     fresh: Fresh = False,
     config: ConfigFile = None,
     log_format: LogFormatOption = LogFormat.PRETTY,
+    otlp_endpoint: OtlpEndpoint = "",
     join_token_file: JoinTokenFile = None,
     kube_namespace: kube.Namespace = "",
     kube_image: kube.Image = "",
@@ -206,6 +210,7 @@ def controller(
             kube=cluster,
             join_token_file=join_token_file,
             log_format=log_format,
+            otlp_endpoint=otlp_endpoint,
         )
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent.observe.logs import _newest_attempt
+from controller.agent.observe.log_sources import newest_attempt
 from controller.agent.observe.pruning import AttemptFolder, Bounds, Pruning, excess, prune
 
 MIB = 1 << 20
@@ -91,7 +91,7 @@ def test_files_are_deleted_until_the_rest_fits(tmp_path: Path) -> None:
     assert not left.parent.exists()
     assert begins.exists()
     assert [path.exists() for path in runs] == [False] * 4 + [True] * 4
-    assert _newest_attempt(jobs_dir / "runs") == 8
+    assert newest_attempt(jobs_dir / "runs") == 8
     assert prune(jobs_dir, memory_dir, limit(int(5.5 * MIB)), NOW_S) == 0
 
 

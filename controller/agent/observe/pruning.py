@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from controller.agent.code import delete_left_code
+from controller.agent.config import AgentConfig
 from controller.agent.observe.log_files import trim
 from controller.agent.threads import run_blocking
 
@@ -142,6 +143,13 @@ class Pruning:
         self._bounds = bounds
         self._max_log_bytes = max_log_bytes
         self._begun_s = time.monotonic()
+
+    @classmethod
+    def of(cls, config: AgentConfig) -> Pruning:
+        """That of an agent."""
+        bounds = Bounds(max_bytes=config.state_bytes, max_age_s=config.state_age_s)
+        most = config.rank_log_bytes
+        return cls(config.state_dir, config.memory_dir, bounds, max_log_bytes=most)
 
     async def run(self) -> None:
         """Look for as long as the agent lives."""

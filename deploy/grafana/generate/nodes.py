@@ -52,18 +52,7 @@ def _state() -> tuple[Builder[Panel], ...]:
             "s",
             Query(f"max by (node) (outlast_node_heartbeat_age_seconds{{{_NODES}}})", "{{node}}"),
         ),
-        graph(
-            "Clock",
-            "By how much a node's clock is ahead of the controller's, from the round trips of "
-            "heartbeats, and by how much that may be wrong.",
-            "s",
-            Query(
-                f"max by (node) (outlast_node_clock_ahead_seconds{{{_NODES}}})", "{{node}} ahead"
-            ),
-            Query(
-                f"max by (node) (outlast_node_clock_error_seconds{{{_NODES}}})", "{{node}} error"
-            ),
-        ),
+        _clock(),
         graph(
             "Workers",
             "Worker processes on each node.",
@@ -90,6 +79,17 @@ def _state() -> tuple[Builder[Panel], ...]:
                 "{{node}} {{outcome}}",
             ),
         ),
+    )
+
+
+def _clock() -> Builder[Panel]:
+    return graph(
+        "Clock",
+        "By how much a node's clock is ahead of the controller's, from the round trips of "
+        "heartbeats, and by how much that may be wrong.",
+        "s",
+        Query(f"max by (node) (outlast_node_clock_ahead_seconds{{{_NODES}}})", "{{node}} ahead"),
+        Query(f"max by (node) (outlast_node_clock_error_seconds{{{_NODES}}})", "{{node}} error"),
     )
 
 

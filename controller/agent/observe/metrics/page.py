@@ -21,11 +21,14 @@ from controller.agent.observe.links import Links
 from controller.agent.observe.metrics import gpu, host, itself, network, ranks
 from controller.agent.observe.metrics.reading import Reading
 from controller.families import Family
+from controller.otlp import metrics as otlp
+from controller.otlp.queue import ExportQueue
 from outlast.errors import FatalError
 
 FAMILIES: tuple[Family, ...] = (
     *(*itself.FAMILIES, *ranks.FAMILIES),
     *(*host.FAMILIES, *network.FAMILIES, *gpu.FAMILIES),
+    *otlp.FAMILIES,
 )
 # A loop that does not turn for so long has a trouble of its own; the scrape fails.
 _READ_WITHIN_S = 5.0
@@ -38,8 +41,15 @@ class MetricsAddressError(FatalError):
 class Metrics(Collector):
     """The page of one agent. Make it inside the agent's event loop."""
 
-    def __init__(self, read: Callable[[], Reading], folders: host.Folders, links: Links) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Reading],
+        folders: host.Folders,
+        links: Links,
+        export: ExportQueue | None = None,
+    ) -> None:
         """`read` is called in the event loop."""
+        self._export = export
         self._read = read
         self._folders = folders
         self._links = links
@@ -86,6 +96,7 @@ class Metrics(Collector):
         yield from host.collect(Path("/"), self._folders)
         yield from network.collect(Path("/"), self._links.windows)
         yield from self._gpus.collect()
+        yield from otlp.collect(self._export)
 
     async def _read_in_loop(self) -> Reading:
         return self._read()
