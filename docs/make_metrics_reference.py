@@ -15,8 +15,8 @@ from controller.agent.observe.metrics import itself as agent
 from controller.families import Family
 from controller.kube import metrics as kube
 from controller.notify import metrics as notifications
-from controller.web.metrics import checkpoints, checks, fleet, incidents, jobs, training, trends
 from controller.otlp import metrics as otlp
+from controller.web.metrics import checkpoints, checks, fleet, incidents, jobs, training, trends
 from controller.web.metrics import itself as controller
 
 PAGE = Path(__file__).parent / "reference" / "metrics.md"
