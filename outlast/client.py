@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import grpc
 
@@ -25,6 +25,7 @@ from outlast.client_errors import RefusedError as RefusedError
 from outlast.client_errors import UnavailableError as UnavailableError
 from outlast.client_errors import explained
 from outlast.code.sending import with_code
+from outlast.log_fields import LogFields
 from outlast.paging import pages
 from outlast.problems import SpecError
 from outlast.spec.message import spec_message
@@ -235,32 +236,12 @@ class Client:
         return self._call(self._jobs.PushCheckpoint, request).job
 
     def logs(
-        self,
-        job_id: str,
-        *,
-        rank: int | None = None,
-        follow: bool = False,
-        tail_bytes: int = 0,
-        attempt: int = 0,
-        timestamps: bool = False,
-        since_s: float = 0.0,
-        grep: str = "",
+        self, job_id: str, *, attempt: int = 0, **fields: Unpack[LogFields]
     ) -> Iterator[jobs_pb2.LogsResponse]:
         """Output of the job's workers in an attempt, 0 for the newest and -1 for all that are
-        kept; with `follow`, until the job ends.
-
-        Of it, what was written since a moment and has lines that match a regular expression.
-        """
+        kept; with `follow`, until the job ends."""
         request = jobs_pb2.LogsRequest(
-            job_id=job_id,
-            rank=rank,
-            follow=follow,
-            tail_bytes=tail_bytes,
-            attempt=max(0, attempt),
-            timestamps=timestamps,
-            since_s=since_s,
-            grep=grep,
-            all_attempts=attempt < 0,
+            job_id=job_id, attempt=max(0, attempt), all_attempts=attempt < 0, **fields
         )
         return self._stream(self._jobs.Logs, request)
 

@@ -68,6 +68,15 @@ def agents() -> tuple[Builder[Panel], ...]:
             Query("sum(rate(outlast_agent_heartbeats_total[$__rate_interval]))", "heartbeats"),
         ),
         graph(
+            "Logs by OTLP",
+            "Log records of agents and controller a second, exported, dropped or failed.",
+            "none",
+            Query(
+                "sum by (outcome) (rate(outlast_otlp_records_total[$__rate_interval]))",
+                "{{outcome}}",
+            ),
+        ),
+        graph(
             "Errors of agents",
             "Background tasks of agents that failed and were restarted, by task; and standby "
             "processes that ended.",
