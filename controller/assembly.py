@@ -166,8 +166,7 @@ def _build(options: Options, database: Database, reserve: Reserve) -> Controller
     journal.take_over()
     settings = replace(options.settings, brings_nodes=options.kube is not None)
     machine = Machine(journal.load(), settings)
-    known = machine.state.nodes.values()
-    sessions = Sessions({node.node: (*node.superseded, node.incarnation) for node in known})
+    sessions = _sessions(machine)
     runs = DiagnosticRuns(sessions, Diagnoses(database), clock, counters)
     searches = FaultSearches(runs)
     effects = Effects(sessions.send, UnmanagedCluster(), searches)
@@ -210,6 +209,11 @@ def _build(options: Options, database: Database, reserve: Reserve) -> Controller
         effects=effects,
         metrics=metrics,
     )
+
+
+def _sessions(machine: Machine) -> Sessions:
+    known = machine.state.nodes.values()
+    return Sessions({node.node: (*node.superseded, node.incarnation) for node in known})
 
 
 def _web(parts: Parts, journal: Journal, metrics: ControllerMetrics, options: Options) -> Web:

@@ -32,6 +32,8 @@ from controller.store.database import Database
 from controller.store.diagnoses import Diagnoses
 from controller.store.history import History
 from controller.store.journal import Journal
+from controller.store.trends import TrendStore
+from controller.trends.watch import TrendWatch
 from controller.web.metrics import ControllerMetrics
 from controller.web.metrics.sources import Sources
 from outlast.ids import JobId
@@ -171,6 +173,7 @@ class Bench:
                 counters=counters,
                 incoming=self.incoming,
                 clock=clock,
+                trends=TrendWatch(self.service, self.edge, TrendStore(database)),
             )
         )
         self.streams: list[Stream] = []
