@@ -51,7 +51,7 @@ class DetectorsSpec(Section):
     rollback_steps: int = Field(
         100,
         ge=1,
-        # A black box holds 512 steps, and these are passed in no time.
+        # A black box holds 1,024 steps, and these are passed in no time.
         le=500,
         description="non_finite_again rollback and spike act: so many steps are undone. "
         "Checkpoints as old as that must be kept: at most (checkpoint.keep - 1) x "

@@ -33,9 +33,13 @@ from dataclasses import dataclass
 from outlast.blackbox.records import Group, Phase
 from outlast.worker_contract import BLACK_BOX_RECORDS
 
-MAGIC = b"OUTLBB04"
+MAGIC = b"OUTLBB05"
 HEADER_BYTES = 4096
-NUM_STEP_RECORDS = 512
+# A heat map shows 1,000 steps; 72 KiB of a box.
+NUM_STEP_RECORDS = 1024
+# What a reader takes, with the step records of each: after an update, agents still read the boxes
+# of workers that began before it.
+NUM_STEP_RECORDS_OF = {b"OUTLBB04": 512, MAGIC: NUM_STEP_RECORDS}
 
 # magic, rank, world size, attempt, pid, records
 IDENTITY = struct.Struct("<8sIIqqq")
@@ -73,18 +77,22 @@ OP_RECORD = struct.Struct("<IIQqQQQ")
 SPAN_RECORD = struct.Struct("<HHIqQQQQ")
 
 STEPS_AT = HEADER_BYTES
-OPS_AT = STEPS_AT + NUM_STEP_RECORDS * STEP_RECORD.size
 
 
 @dataclass(frozen=True, slots=True)
 class Rings:
-    """Where the rings lie whose length a job may choose."""
+    """Where the rings lie: a job may choose the length of two, a version has that of the first."""
 
     records: int = BLACK_BOX_RECORDS
+    step_records: int = NUM_STEP_RECORDS
+
+    @property
+    def ops_at(self) -> int:
+        return STEPS_AT + self.step_records * STEP_RECORD.size
 
     @property
     def spans_at(self) -> int:
-        return OPS_AT + self.records * OP_RECORD.size
+        return self.ops_at + self.records * OP_RECORD.size
 
     @property
     def file_bytes(self) -> int:

@@ -21,10 +21,9 @@ from outlast.blackbox.file import (
     HIDDEN,
     IDENTITY,
     IDENTITY_AT,
-    MAGIC,
     MARKS,
     MAX_NS,
-    NUM_STEP_RECORDS,
+    NUM_STEP_RECORDS_OF,
     OP_DETAIL,
     OP_ENTERED,
     OP_GROUP,
@@ -32,7 +31,6 @@ from outlast.blackbox.file import (
     OP_RECORD,
     OP_SEQ,
     OP_TOTALS_AT,
-    OPS_AT,
     OPS_WRITTEN,
     PARTS_PER_UNIT,
     PEAK_MEMORY,
@@ -88,7 +86,7 @@ class Reader:
         self._path = path
         self._handle = os.open(path, os.O_RDONLY)
         try:
-            self._rings = Rings(self._num_records())
+            self._rings = self._read_rings()
             self._check_whole()
             size = self._rings.file_bytes
             self._map = mmap.mmap(self._handle, size, prot=mmap.PROT_READ)
@@ -167,10 +165,10 @@ class Reader:
     def new_steps(self) -> list[StepRecord]:
         """Step records written since the last call, oldest first."""
         self._check_whole()
-        written = self._words[STEPS_WRITTEN]
+        written, kept = self._words[STEPS_WRITTEN], self._rings.step_records
         records = []
-        for index in range(max(self._steps_read, written - NUM_STEP_RECORDS), written):
-            at = STEPS_AT + index % NUM_STEP_RECORDS * STEP_RECORD.size
+        for index in range(max(self._steps_read, written - kept), written):
+            at = STEPS_AT + index % kept * STEP_RECORD.size
             if self._words[(at + STEP_RECORD_INDEX_AT) >> 3] != index + 1:
                 continue
             *fields, stored_index = STEP_RECORD.unpack_from(self._map, at)
@@ -201,7 +199,7 @@ class Reader:
         written, kept = self._words[OPS_WRITTEN], self._rings.records
         records = []
         for index in range(max(0, written - kept), written):
-            at = OPS_AT + index % kept * OP_RECORD.size
+            at = self._rings.ops_at + index % kept * OP_RECORD.size
             op, group, seq, detail, start_ns, end_ns, stored = OP_RECORD.unpack_from(self._map, at)
             if stored == index + 1:
                 records.append(
@@ -251,7 +249,7 @@ class Reader:
         if size != expected:
             raise BlackBoxError(f"black box {self._path}: {size} bytes, expected {expected}")
 
-    def _num_records(self) -> int:
+    def _read_rings(self) -> Rings:
         """Read once: whatever a rank writes there later, the file is as long as it was."""
         size = os.fstat(self._handle).st_size
         if size < HEADER_BYTES:
@@ -261,11 +259,12 @@ class Reader:
         if len(about) < IDENTITY.size:
             raise BlackBoxError(f"black box {self._path}: cut short as it was opened")
         magic, *_, records = IDENTITY.unpack(about)
-        if magic != MAGIC:
-            raise BlackBoxError(f"black box {self._path}: magic {magic!r}, expected {MAGIC!r}")
+        if magic not in NUM_STEP_RECORDS_OF:
+            expected = " or ".join(map(repr, NUM_STEP_RECORDS_OF))
+            raise BlackBoxError(f"black box {self._path}: magic {magic!r}, expected {expected}")
         if not 1 <= records <= MOST_BLACK_BOX_RECORDS:
             raise BlackBoxError(f"black box {self._path}: {records} records")
-        return int(records)
+        return Rings(int(records), NUM_STEP_RECORDS_OF[magic])
 
     def _count(self, index: int) -> int:
         return _in_range(self._words[index], 0, MAX_COUNT, otherwise=0)

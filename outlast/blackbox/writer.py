@@ -21,7 +21,6 @@ from outlast.blackbox.file import (
     IDENTITY_AT,
     MAGIC,
     MARKS,
-    NUM_STEP_RECORDS,
     OP_DETAIL,
     OP_ENTERED,
     OP_GROUP,
@@ -29,7 +28,6 @@ from outlast.blackbox.file import (
     OP_RECORD,
     OP_SEQ,
     OP_TOTALS,
-    OPS_AT,
     OPS_WRITTEN,
     PARTS_PER_UNIT,
     PEAK_MEMORY,
@@ -199,7 +197,7 @@ class Writer:
 
     def _keep(self, entered: tuple[int, int, int, int, int], end_ns: int) -> None:
         """Put an operation that has ended into the ring; `entered` as `enter` noted it."""
-        at = OPS_AT + self._ops % self._rings.records * OP_RECORD.size
+        at = self._rings.ops_at + self._ops % self._rings.records * OP_RECORD.size
         op, group, seq, detail, start_ns = entered
         self._ops += 1
         self._words[OP_TOTALS + self._phase * len(Group) + group] += end_ns - start_ns
@@ -246,7 +244,7 @@ class Writer:
 
     def completed(self, record: StepRecord) -> None:
         """Note a completed step, with its figures."""
-        at = STEPS_AT + self._steps % NUM_STEP_RECORDS * STEP_RECORD.size
+        at = STEPS_AT + self._steps % self._rings.step_records * STEP_RECORD.size
         self._steps += 1
         eval_loss = float("nan") if record.eval_loss is None else record.eval_loss
         STEP_RECORD.pack_into(

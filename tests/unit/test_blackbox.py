@@ -30,7 +30,7 @@ from outlast.blackbox import (
     bubble_of,
     open_black_box,
 )
-from outlast.blackbox.file import IDENTITY, OPS_AT
+from outlast.blackbox.file import IDENTITY, STEP_RECORD, STEPS_AT, Rings
 from outlast.trace.heat import Measure
 from outlast.worker_contract import BLACK_BOX_RECORDS, MOST_BLACK_BOX_RECORDS
 from tests.contracts import contract_of
@@ -206,7 +206,7 @@ def test_anything_may_stand_in_the_rings_and_is_read_as_something(path: Path) ->
     whole = path.read_bytes()
     for _ in range(300):
         with path.open("r+b") as file:
-            at = random.randrange(OPS_AT, len(whole) - 64)
+            at = random.randrange(Rings().ops_at, len(whole) - 64)
             file.seek(at)
             file.write(random.randbytes(64))
         for each in (*reader.spans(), *reader.ops()):
@@ -257,6 +257,29 @@ def test_reader_that_falls_behind_gets_the_newest_records(path: Path) -> None:
         writer.completed(step_record(step))
     steps = [record.step for record in reader.new_steps()]
     assert steps == list(range(10, NUM_STEP_RECORDS + 10))
+
+
+def test_the_newest_thousand_steps_are_kept(path: Path) -> None:
+    assert NUM_STEP_RECORDS >= 1000
+    # All there is to a box where a job asks for no other number.
+    assert Rings().file_bytes < 480_000
+
+
+def test_a_box_of_the_version_before_is_read(path: Path) -> None:
+    """An agent that was updated has workers that began before; theirs keeps 512 steps."""
+    writer = Writer(path, rank=3, world_size=8, attempt=2)
+    for step in range(512):
+        writer.completed(step_record(step))
+    writer.enter(Op.ALL_GATHER, Group.TP)
+    writer.leave()
+    writer.close()
+    whole = path.read_bytes()
+    cut_at = STEPS_AT + 512 * STEP_RECORD.size
+    path.write_bytes(b"OUTLBB04" + whole[8:cut_at] + whole[Rings().ops_at :])
+    reader = Reader(path)
+    assert [record.step for record in reader.new_steps()] == list(range(512))
+    assert [(each.op, each.seq) for each in reader.ops()] == [(Op.ALL_GATHER, 1)]
+    assert reader.spans() == []
 
 
 def test_marks_of_the_start_are_kept(path: Path) -> None:

@@ -47,7 +47,7 @@ def rank_times(path: Path, within: range | None = None) -> ranks_pb2.RankTimes |
 def measured_times(path: Path, measure: Measure, most_steps: int = 0) -> ranks_pb2.RankTimes | None:
     """What the newest steps took by a measure; None when there is no box that can be read.
 
-    A box has almost half a megabyte, and what 400 steps took fits into three kilobytes.
+    A box has almost half a megabyte, and what 1,000 steps took fits into eight kilobytes.
     """
 
     def read(reader: Reader) -> ranks_pb2.RankTimes:
