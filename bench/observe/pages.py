@@ -14,10 +14,11 @@ from random import Random
 from typing import Any
 
 from controller.agent.observe.rank_times import measured_times, rank_times
-from controller.web.noted import heat_map_facts, timeline_facts
+from controller.web.noted import heat_map_json, put_measured, timeline_facts
 from outlast.blackbox import Group, Op, OpRecord, Pass, Phase, SpanRecord, StepRecord, Writer
 from outlast.layout import Layout
-from outlast.trace.heat import HeatMap, Measure
+from outlast.trace.heat import Measure
+from outlast.trace.heat_map import HeatMap
 from outlast.trace.ranks import TracedRank, traced_ranks
 from outlast.trace.timeline import timeline
 from outlast.v1 import ranks_pb2
@@ -25,10 +26,12 @@ from outlast.worker_contract import BLACK_BOX_RECORDS
 
 NUM_RANKS, SMALL_RANKS = 10_000, 64
 # What the page asks for.
-_ROWS, _STEPS, _SHOWN = 1024, 400, 64
+_ROWS, _STEPS, _SHOWN = 1024, 1000, 64
 # So many ranks are unlike each other.
 _KINDS = 64
-_LAST_STEP = 512
+_LAST_STEP = 1024
+# The one that is known of all steps that are kept.
+_MEASURE = Measure.STEP
 _OPS_PER_STEP, _PASSES_PER_STEP = 40, 16
 _STEP_NS = 10**9
 
@@ -54,20 +57,22 @@ def measure(folder: Path, *, small: bool) -> dict[str, Any]:
 
 def _heat_map(path: Path, layout: Layout, num_ranks: int) -> dict[str, Any]:
     begun_s = time.process_time()
-    summed_up = measured_times(path, Measure.FORWARD, _STEPS)
+    summed_up = measured_times(path, _MEASURE, _STEPS)
     agent_s = time.process_time() - begun_s
     assert summed_up is not None
     sent = [_varied(summed_up, Random(number)) for number in range(_KINDS)]
     found = HeatMap(
-        measure=Measure.FORWARD, num_ranks=num_ranks, most_rows=_ROWS, most_steps=_STEPS
+        measure=_MEASURE,
+        num_ranks=num_ranks,
+        layout=layout,
+        most_rows=_ROWS,
+        most_steps=_STEPS,
     )
     begun_s = time.process_time()
     for rank in range(num_ranks):
         times = _response(rank, sent[rank % _KINDS])
-        (traced,) = traced_ranks([times], layout)
-        steps = times.times.measured
-        found.put(traced, dict(zip(steps.steps, steps.seconds, strict=True)))
-    answer = json.dumps(heat_map_facts(found)).encode()
+        put_measured(found, rank, times.node, times.times.measured)
+    answer = heat_map_json({}, found)
     return {
         "agent_s": agent_s,
         "sent_bytes": len(sent[0]) * num_ranks,

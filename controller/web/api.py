@@ -42,6 +42,7 @@ from outlast.spec import JobSpec
 from outlast.spec.message import struct_of
 from outlast.specfile import SpecFileError, parse_document
 from outlast.trace.heat import Measure
+from outlast.trace.heat_map import Order
 from outlast.v1 import diagnostics_pb2, jobs_pb2, ranks_pb2
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -191,13 +192,19 @@ class Api:
 
     async def _heat_map(self, request: Request) -> Response:
         given = request.query_params
-        check_names("parameter", given, ("measure", "rows", "steps"))
+        check_names("parameter", given, ("measure", "order", "rows", "steps"))
         measure = one_of(given, "measure", tuple(Measure))
         rows = whole_number(given, "rows", 1024, range(1, _MOST_ROWS + 1))
         steps = whole_number(given, "steps", 200, range(1, NUM_STEP_RECORDS + 1))
-        job_id = request.path_params["job_id"]
-        found = await heat_map(self._gateway, job_id, Measure(measure), rows, steps)
-        return JSONResponse(found)
+        found = await heat_map(
+            self._gateway,
+            request.path_params["job_id"],
+            Measure(measure),
+            order=Order(one_of(given, "order", tuple(Order))),
+            most_rows=rows,
+            most_steps=steps,
+        )
+        return Response(found, media_type=JSONResponse.media_type)
 
     async def _timeline(self, request: Request) -> Response:
         given = request.query_params

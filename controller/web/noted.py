@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 from starlette.concurrency import run_in_threadpool
 
 from controller.web.gateway import Gateway, RequestError
 from controller.web.routes import method
 from outlast.layout import Layout
-from outlast.trace.heat import HeatMap, Measure
+from outlast.trace.heat import Measure
+from outlast.trace.heat_map import Floats, HeatMap, Order, Row
 from outlast.trace.ranks import TracedRank, traced_ranks
 from outlast.trace.timeline import Timeline, known_steps, timeline
 from outlast.v1 import ranks_pb2
@@ -20,6 +23,9 @@ from outlast.v1 import ranks_pb2
 # Agents of all nodes are asked, and read what their ranks have noted.
 TIMEOUT_S = 60.0
 _DIGITS = 4
+_POWERS = np.array([float(10**power) for power in range(16)])
+# Ranks that are taken in at once, which is some milliseconds of a thread.
+_AT_ONCE = 64
 # Before and behind the step that is shown: how far clocks are apart follows from what ranks have
 # met in.
 _CLOCK_STEPS = 4
@@ -37,9 +43,15 @@ class _Listed:
 
 
 async def heat_map(
-    gateway: Gateway, job_id: str, measure: Measure, most_rows: int, most_steps: int
-) -> dict[str, Any]:
-    """What all ranks have noted of their newest steps.
+    gateway: Gateway,
+    job_id: str,
+    measure: Measure,
+    *,
+    order: Order,
+    most_rows: int,
+    most_steps: int,
+) -> bytes:
+    """What all ranks have noted of their newest steps, as JSON.
 
     Raises:
         RequestError: there is no such job, or not all nodes have answered in time.
@@ -48,44 +60,61 @@ async def heat_map(
     found = HeatMap(
         measure=measure,
         num_ranks=max(1, listed.num_ranks),
+        layout=listed.layout,
         most_rows=most_rows,
         most_steps=most_steps,
+        order=order,
     )
 
     def put(times: ranks_pb2.ReadTimesResponse) -> None:
-        (rank,) = traced_ranks([times], listed.layout)
         if times.times.HasField("measured"):
             steps = times.times.measured
-            found.put(rank, dict(zip(steps.steps, steps.seconds, strict=False)))
+            put_measured(found, times.rank, times.node, steps)
         else:
             # Of an agent that does not sum up.
+            (rank,) = traced_ranks([times], listed.layout)
             found.add(rank)
 
     asked = ranks_pb2.ReadTimesRequest(job_id=job_id, measure=str(measure), most_steps=most_steps)
     missing = await _read(gateway, [asked], put)
-    return {
+    about = {
         "attempt": listed.attempt,
         "measure": str(measure),
+        "order": str(order),
         "num_ranks": listed.num_ranks,
+        "layout": _degrees(listed.layout),
         "missing": missing,
-        **heat_map_facts(found),
     }
+    return await run_in_threadpool(heat_map_json, about, found)
 
 
-def heat_map_facts(found: HeatMap) -> dict[str, Any]:
-    """Steps, and rows of seconds."""
+def put_measured(found: HeatMap, rank: int, node: str, measured: ranks_pb2.MeasuredSteps) -> None:
+    """One more rank, as its agent has summed it up."""
+    # An agent of another version may send fewer of one than of the other.
+    number = min(len(measured.steps), len(measured.seconds))
+    found.put(rank, node, measured.steps[:number], measured.seconds[:number])
+
+
+def heat_map_json(about: Mapping[str, Any], found: HeatMap) -> bytes:
+    """`about`, what equal peers have in common, steps, and rows of seconds and ratios."""
+    facts = {**about, "alike": [*found.alike], "steps": found.steps()}
+    # Row by row: the controller's loop gets its turns only between calls of the encoder.
+    rows = ",".join(json.dumps(_row_facts(row), separators=(",", ":")) for row in found.rows())
+    return f'{json.dumps(facts)[:-1]}, "rows": [{rows}]}}'.encode()
+
+
+def _row_facts(row: Row) -> dict[str, Any]:
     return {
-        "steps": found.steps(),
-        "rows": [
-            {
-                "first": row.first,
-                "last": row.last,
-                "node": row.node,
-                "pp": row.pp,
-                "seconds": [_rounded(each) for each in row.seconds],
-            }
-            for row in found.rows()
-        ],
+        "first": row.ranks[0],
+        "last": row.ranks[-1],
+        "ranks": row.ranks,
+        "node": row.node,
+        "pp": row.pp,
+        "slowest": row.slowest,
+        "mean_ratio": round(row.mean_ratio, 3),
+        "outliers": row.outliers,
+        "seconds": _without_nan(_rounded(row.seconds)),
+        "ratios": _without_nan(np.round(row.ratios, 2)),
     }
 
 
@@ -113,11 +142,10 @@ async def step_timeline(
         wrong = f"is {step}; known are {known}"
         raise RequestError(404, f"step: {wrong}", fields=(("step", wrong),))
     shown = await run_in_threadpool(timeline, kept, listed.layout, shown_step)
-    layout = asdict(listed.layout)
     return {
         "attempt": listed.attempt,
         "num_ranks": listed.num_ranks,
-        "layout": {name: layout[name] for name in ("tp", "pp", "dp", "ep")},
+        "layout": _degrees(listed.layout),
         "steps": steps,
         "missing": missing,
         **timeline_facts(shown),
@@ -203,6 +231,7 @@ async def _read(
 ) -> list[dict[str, str]]:
     """Hand over what ranks have noted; the nodes that did not answer."""
     missing = []
+    waiting: list[ranks_pb2.ReadTimesResponse] = []
     try:
         async with asyncio.timeout(TIMEOUT_S):
             for question in questions:
@@ -211,13 +240,40 @@ async def _read(
                     if each.HasField("missing"):
                         missing.append({"node": each.node, "reason": each.missing.reason})
                     else:
-                        # It takes milliseconds, and there may be thousands.
-                        await run_in_threadpool(take, each)
+                        waiting.append(each)
+                    if len(waiting) == _AT_ONCE:
+                        # There may be thousands, and some take milliseconds.
+                        await run_in_threadpool(_take_all, take, waiting)
+                        waiting = []
+            await run_in_threadpool(_take_all, take, waiting)
     except TimeoutError as error:
         wrong = f"not all nodes have answered within {TIMEOUT_S:g} s"
         raise RequestError(504, wrong, reason="DEADLINE_EXCEEDED") from error
     return missing
 
 
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else float(f"{seconds:.{_DIGITS}g}")
+def _take_all(
+    take: Callable[[ranks_pb2.ReadTimesResponse], None],
+    answers: Sequence[ranks_pb2.ReadTimesResponse],
+) -> None:
+    for each in answers:
+        take(each)
+
+
+def _degrees(layout: Layout) -> dict[str, int]:
+    return {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "ep": layout.ep}
+
+
+def _rounded(seconds: Floats) -> Floats:
+    """To so many digits that count, and so that they are printed as such."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        magnitudes = np.nan_to_num(np.floor(np.log10(seconds)), nan=0, neginf=0, posinf=0)
+    # What a whole number is divided by has to be exact.
+    scales = _POWERS[np.clip(_DIGITS - 1 - magnitudes, 0, len(_POWERS) - 1).astype(int)]
+    found: Floats = np.round(seconds * scales) / scales
+    return found
+
+
+def _without_nan(values: Floats) -> list[float | None]:
+    found: list[float | None] = values.tolist()
+    return [None if each != each else each for each in found] if np.isnan(values).any() else found

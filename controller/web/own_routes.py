@@ -11,6 +11,7 @@ from google.protobuf.descriptor import Descriptor
 from controller.web.columns import PARTS
 from controller.web.routes import ROOT
 from outlast.trace.heat import Measure
+from outlast.trace.heat_map import Alike, Order
 from outlast.v1 import common_pb2, diagnostics_pb2, jobs_pb2, ranks_pb2
 
 Schema = dict[str, Any]
@@ -68,11 +69,12 @@ def message(kind: Descriptor) -> Schema:
 
 JOB, REPORT = jobs_pb2.Job.DESCRIPTOR, common_pb2.StepReport.DESCRIPTOR
 _NUMBERS: Schema = {"type": "array", "items": {"type": ["number", "null"]}}
+_LAYOUT = _object(**dict.fromkeys(("tp", "pp", "dp", "ep"), _INTEGER))
 _SPEC: Schema = {"type": "object", "description": f"A job spec: see {ROOT}/spec-schema."}
 _TEXT: Schema = {**STRING, "description": "A job spec as YAML or JSON, instead of `spec`."}
 PLAN = _object(
     name=STRING,
-    layout=_object(**dict.fromkeys(("tp", "pp", "dp", "ep"), _INTEGER)),
+    layout=_LAYOUT,
     **dict.fromkeys(
         (
             *("num_ranks", "nodes", "workers_per_node", "parameters", "tokens_per_step"),
@@ -240,27 +242,45 @@ OWN = (
         verb="GET",
         path="/jobs/{job_id}/heat-map",
         what="How long each rank took for the newest `steps`: the whole step, its own `work`, "
-        "`waiting` for other ranks, or a phase or pass without waiting. Where there are more ranks "
-        "than `rows`, a row has the longest time of several. A time is null where the rank's "
-        "black box does not have it any more.",
+        "`waiting` for other ranks, or a phase or pass without waiting; and the ratio to the "
+        "median of its peers: ranks of the job that have what `alike` lists in common, the "
+        "pipeline stage or the experts. Rows are ordered by rank, by node, or by position "
+        "(replica, stage, tensor shard). Where there are more ranks than `rows`, a row has several "
+        "`ranks`, and of each step the one that is furthest above its peers; `slowest` is furthest "
+        "above on the mean. `outliers` are runs of steps, by the index of the first and their "
+        "number, in which a rank of the row took 1.15 times its peers or more, and was further "
+        "above them than noise is. A time is null where the rank's black box does not have it any "
+        "more.",
         parameters={
             "measure": {"enum": [str(each) for each in Measure]},
+            "order": {"enum": [str(each) for each in Order]},
             "rows": _INTEGER,
             "steps": _INTEGER,
         },
         answer=_object(
             attempt=_INTEGER,
             measure=STRING,
+            order=STRING,
             num_ranks=_INTEGER,
+            layout=_LAYOUT,
+            alike={"type": "array", "items": {"enum": [str(each) for each in Alike]}},
             steps={"type": "array", "items": _INTEGER},
             rows={
                 "type": "array",
                 "items": _object(
                     first=_INTEGER,
                     last=_INTEGER,
+                    ranks={"type": "array", "items": _INTEGER},
                     node=STRING,
                     pp={"type": ["integer", "null"]},
+                    slowest=_INTEGER,
+                    mean_ratio=_NUMBER,
+                    outliers={
+                        "type": "array",
+                        "items": {"type": "array", "items": _INTEGER, "minItems": 2, "maxItems": 2},
+                    },
                     seconds=_NUMBERS,
+                    ratios=_NUMBERS,
                 ),
             },
             missing={"type": "array", "items": _object(node=STRING, reason=STRING)},
@@ -275,7 +295,7 @@ OWN = (
         answer=_object(
             attempt=_INTEGER,
             num_ranks=_INTEGER,
-            layout=_object(**dict.fromkeys(("tp", "pp", "dp", "ep"), _INTEGER)),
+            layout=_LAYOUT,
             steps={"type": "array", "items": _INTEGER},
             missing={"type": "array", "items": _object(node=STRING, reason=STRING)},
             step=_INTEGER,

@@ -1,13 +1,13 @@
-"""A map of ranks and steps: how long each rank took, and how much of that was work of its own.
+"""How long each step of a rank took, and how much of that was work of its own.
 
-Pure. Ranks are summed up one at a time, as what they have noted is large.
+Pure. Ranks are summed up one at a time, as what they have noted is large: agents do it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from outlast.trace.ranks import TracedRank, own_work
@@ -103,62 +103,3 @@ def measured(rank: TracedRank, measure: Measure, most_steps: int) -> dict[int, f
         if (seconds := each.of(measure)) is not None:
             found[each.step] = seconds
     return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Ranks that are next to each other, and of each step the longest that one of them took."""
-
-    first: int
-    last: int
-    node: str
-    pp: int | None
-    seconds: list[float | None]
-
-
-@dataclass(slots=True)
-class HeatMap:
-    """The newest steps of all ranks, in rows of as many ranks as it takes to have so many rows."""
-
-    measure: Measure
-    num_ranks: int
-    most_rows: int
-    most_steps: int
-    _times: dict[int, tuple[TracedRank, dict[int, float]]] = field(init=False, default_factory=dict)
-
-    def add(self, rank: TracedRank) -> None:
-        """One more rank, of which no more is kept than is shown."""
-        self.put(rank, measured(rank, self.measure, self.most_steps))
-
-    def put(self, rank: TracedRank, seconds: dict[int, float]) -> None:
-        """One more rank, with what its steps took by the measure."""
-        bare = TracedRank(rank=rank.rank, node=rank.node, at=rank.at, operations=(), steps=())
-        self._times[rank.rank] = (bare, seconds)
-
-    def steps(self) -> list[int]:
-        """Those that are shown, oldest first."""
-        known = {step for _, times in self._times.values() for step in times}
-        return sorted(known)[-self.most_steps :]
-
-    def rows(self) -> list[Row]:
-        """From rank 0 on; ranks of which nothing is known have no row."""
-        steps = self.steps()
-        ranks_per_row = -(-self.num_ranks // self.most_rows)
-        rows: dict[int, list[int]] = {}
-        for rank in sorted(self._times):
-            rows.setdefault(rank // ranks_per_row, []).append(rank)
-        return [self._row(ranks, steps) for ranks in rows.values()]
-
-    def _row(self, ranks: list[int], steps: Iterable[int]) -> Row:
-        first, _ = self._times[ranks[0]]
-        known = [self._times[rank][1] for rank in ranks]
-        return Row(
-            first=ranks[0],
-            last=ranks[-1],
-            node=first.node,
-            pp=None if first.at is None else first.at.pp,
-            seconds=[
-                max((times[step] for times in known if step in times), default=None)
-                for step in steps
-            ],
-        )

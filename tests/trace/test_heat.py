@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from outlast.layout import Layout
-from outlast.trace.heat import HeatMap, Measure, step_times
+from outlast.trace.heat import Measure, step_times
 from outlast.trace.ranks import TracedRank, TracedSpan
 from tests.trace.test_trace import a_pass, a_phase, operation, rank_of, step
 
@@ -24,13 +24,6 @@ def a_rank(number: int, work_ms: float, steps: range = range(1, 5), dp: int = 4)
         tuple(step(each, 10 * each, 10 * each + 10) for each in steps),
         layout=Layout(dp=dp),
     )
-
-
-def map_of(measure: Measure, *ranks: TracedRank, rows: int = 100, steps: int = 100) -> HeatMap:
-    found = HeatMap(measure=measure, num_ranks=len(ranks), most_rows=rows, most_steps=steps)
-    for rank in ranks:
-        found.add(rank)
-    return found
 
 
 def test_a_step_is_work_and_waiting() -> None:
@@ -113,32 +106,3 @@ def test_of_steps_whose_passes_are_lost_nothing_is_said_of_them() -> None:
     assert (first.of(Measure.FORWARD), first.of(Measure.DATA)) == (None, None)
     assert second.of(Measure.FORWARD) == pytest.approx(0.003)
     assert [each.of(Measure.DATA) for each in step_times(rank_of(0, (), steps))] == [None, None]
-
-
-def test_the_slow_rank_has_the_work_and_its_peers_the_waiting() -> None:
-    ranks = [a_rank(number, 8.0 if number == 2 else 2.0) for number in range(4)]
-    work = [row.seconds[0] for row in map_of(Measure.WORK, *ranks).rows()]
-    waiting = [row.seconds[0] for row in map_of(Measure.WAITING, *ranks).rows()]
-    assert work == pytest.approx([0.002, 0.002, 0.008, 0.002])
-    assert waiting == pytest.approx([0.008, 0.008, 0.002, 0.008])
-
-
-def test_only_the_newest_steps_are_shown_and_what_is_not_known_is_none() -> None:
-    found = map_of(Measure.STEP, a_rank(0, 1, range(1, 9)), a_rank(1, 1, range(1, 7)), steps=4)
-    assert found.steps() == [5, 6, 7, 8]
-    assert [row.seconds for row in found.rows()] == [[0.01] * 4, [0.01, 0.01, None, None]]
-
-
-def test_many_ranks_share_rows_which_have_the_longest_of_them() -> None:
-    ranks = [a_rank(number, 1.0 + number, dp=10) for number in range(10)]
-    rows = map_of(Measure.WORK, *ranks, rows=4).rows()
-    assert [(row.first, row.last) for row in rows] == [(0, 2), (3, 5), (6, 8), (9, 9)]
-    assert [row.seconds[0] for row in rows] == pytest.approx([0.003, 0.006, 0.009, 0.01])
-    assert [(row.node, row.pp) for row in rows[:2]] == [("n0", 0), ("n3", 0)]
-
-
-def test_ranks_that_say_nothing_have_no_row() -> None:
-    found = HeatMap(measure=Measure.WORK, num_ranks=4, most_rows=100, most_steps=100)
-    found.add(a_rank(3, 1.0))
-    assert [row.first for row in found.rows()] == [3]
-    assert map_of(Measure.WORK).rows() == []

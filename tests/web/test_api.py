@@ -19,7 +19,7 @@ from starlette.routing import Route, Router
 from controller.addresses import reachable
 from controller.web.pages import SameSite
 from controller.web.parameters import MAX_BODY_BYTES
-from outlast.v1 import agents_pb2, common_pb2, ranks_pb2
+from outlast.v1 import agents_pb2, common_pb2
 from tests.controller.fakes import DEADLINE_S, Lab, lab, submit_request
 
 SPEC = {"name": "small", "steps": 10, "parallel": {"dp": 1}, "resources": {"workers_per_node": 1}}
@@ -249,92 +249,6 @@ def test_stacks_and_a_profile_of_a_rank(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_passes_have_names_in_a_timeline_and_a_measure_in_a_heat_map(tmp_path: Path) -> None:
-    async def scenario(bench: Lab, client: httpx.AsyncClient) -> None:
-        job_id = await bench.start_job()
-        times = ranks_pb2.RankTimes(
-            steps=[ranks_pb2.TimedStep(step=3, start_ns=1_000_000, end_ns=6_000_000)],
-            operations=[
-                ranks_pb2.TimedOperation(
-                    op="recv", group="pp", detail=4, start_ns=2_000_000, end_ns=3_000_000
-                )
-            ],
-            spans=[
-                ranks_pb2.TimedSpan(
-                    phase="forward_backward",
-                    work="forward",
-                    chunk=1,
-                    micro_batch=4,
-                    start_ns=1_000_000,
-                    end_ns=5_000_000,
-                    waited_ns=1_000_000,
-                ),
-                ranks_pb2.TimedSpan(
-                    phase="optimizer", micro_batch=-1, start_ns=5_000_000, end_ns=6_000_000
-                ),
-            ],
-            known_since_ns=1_000_000,
-        )
-        bench.agents[0].logs = bench.agents[1].logs = times.SerializeToString()
-        found = await got(client, f"/jobs/{job_id}/timeline", first=0, most=1, step=3)
-        bars = [(bar["name"], bar["detail"], bar["chunk"]) for bar in found["tracks"][0]["bars"]]
-        assert bars == [("forward", 4, 1), ("recv", 4, 0), ("forward", 4, 1), ("optimizer", -1, 0)]
-        for measure, seconds in (("forward", 0.003), ("optimizer", 0.001), ("data", None)):
-            found = await got(client, f"/jobs/{job_id}/heat-map", measure=measure)
-            rows = [row["seconds"] for row in found["rows"]]
-            assert rows == ([[seconds]] * 2 if seconds else [[], []])
-
-    run(tmp_path, scenario)
-
-
-def test_heat_map_and_timeline_are_made_of_what_ranks_have_noted(tmp_path: Path) -> None:
-    async def scenario(bench: Lab, client: httpx.AsyncClient) -> None:
-        job_id = await bench.start_job()
-        times = ranks_pb2.RankTimes(
-            operations=[
-                ranks_pb2.TimedOperation(op="all_reduce", group="dp", start_ns=0, end_ns=1_000_000),
-                ranks_pb2.TimedOperation(
-                    op="all_reduce", group="dp", sequence=1, start_ns=4_000_000, end_ns=6_000_000
-                ),
-            ],
-            steps=[ranks_pb2.TimedStep(step=3, start_ns=1_000_000, end_ns=6_000_000)],
-        )
-        bench.agents[0].logs = times.SerializeToString()
-        bench.agents[1].logs = b"\xff of an agent that does not know of times"
-        found = await got(client, f"/jobs/{job_id}/heat-map", measure="work")
-        row = {"first": 0, "last": 0, "node": "n0", "pp": 0, "seconds": [0.003]}
-        assert (found["rows"], found["steps"], found["num_ranks"]) == ([row], [3], 2)
-        assert [each["node"] for each in found["missing"]] == ["n1"]
-        found = await got(client, f"/jobs/{job_id}/heat-map", measure="waiting", rows=1)
-        assert found["rows"][0]["seconds"] == [0.002]
-
-        summed_up = ranks_pb2.MeasuredSteps(steps=[8, 9], seconds=[0.1, 0.25])
-        bench.agents[1].logs = ranks_pb2.RankTimes(measured=summed_up).SerializeToString()
-        found = await got(client, f"/jobs/{job_id}/heat-map", measure="waiting")
-        assert found["steps"] == [3, 8, 9]
-        assert [row["seconds"] for row in found["rows"]] == [[0.002, None, None], [None, 0.1, 0.25]]
-        bench.agents[1].logs = b"\xff of an agent that does not know of times"
-
-        found = await got(client, f"/jobs/{job_id}/timeline")
-        (track,) = found["tracks"]
-        assert (found["step"], found["steps"], found["length_s"]) == (3, [3], 0.005)
-        assert [(bar["name"], bar["begun_s"], bar["ended_s"]) for bar in track["bars"]] == [
-            ("own work", 0, 0.003),
-            ("all_reduce", 0.003, 0.005),
-        ]
-        assert found["layout"] == {"tp": 1, "pp": 1, "dp": 2, "ep": 1}
-        only = await got(client, f"/jobs/{job_id}/timeline", step=3, first=0, most=1)
-        assert only["tracks"] == found["tracks"]
-        for wrong, says in (
-            ("step=9", "step: is 9; known are 3 to 3"),
-            ("first=2", "first: is 2; allowed: 0 to 1"),
-        ):
-            refused = await client.get(f"/api/v1/jobs/{job_id}/timeline?{wrong}")
-            assert says in refused.json()["error"]["message"]
-
-    run(tmp_path, scenario)
-
-
 REFUSALS: list[tuple[str, str, object, int, str]] = [
     ("GET", "/jobs/nobody", None, 404, "there is no job 'nobody'"),
     ("GET", "/jobs?limit=0", None, 400, "limit: is '0'; allowed: 1 to 1000"),
@@ -346,6 +260,8 @@ REFUSALS: list[tuple[str, str, object, int, str]] = [
     ("GET", "/jobs/nobody/curve?points=1", None, 400, "points: is '1'; allowed: 2 to 20000"),
     ("GET", "/jobs/nobody/heat-map", None, 404, "there is no job 'nobody'"),
     ("GET", "/jobs/nobody/heat-map?measure=x", None, 400, "measure: is 'x'; allowed: step, work"),
+    ("GET", "/jobs/nobody/heat-map?order=x", None, 400, "order: is 'x'; allowed: rank, node, pos"),
+    ("GET", "/jobs/nobody/heat-map?steps=1025", None, 400, "steps: is '1025'; allowed: 1 to 1024"),
     ("GET", "/jobs/nobody/timeline", None, 404, "there is no job 'nobody'"),
     ("GET", "/jobs/nobody/timeline?most=0", None, 400, "most: is '0'; allowed: 1 to 256"),
     ("GET", "/nothing", None, 404, "there is no /api/v1/nothing"),
