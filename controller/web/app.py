@@ -29,6 +29,7 @@ from controller.service import Service
 from controller.sessions.session import Sessions
 from controller.store.journal import Journal
 from controller.web.api import Api
+from controller.web.compression import Compressed
 from controller.web.gateway import Gateway
 from controller.web.login import Login, LoginRoutes
 from controller.web.metrics import ControllerMetrics
@@ -77,6 +78,7 @@ class Web:
                 Route("/{path:path}", index),
             ],
             middleware=[
+                Middleware(Compressed),
                 Middleware(SameSite, is_open=is_open),
                 Middleware(Login, callers=callers, audit=audit),
             ],
