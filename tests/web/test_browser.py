@@ -209,12 +209,28 @@ def test_a_slow_rank_is_seen_on_the_heat_map(
     with throttled(pid, runs_s=0.01, stands_s=0.03):
         wait_for(lambda: slowdown(running, job_id) > 1.5, "rank 1 to work for longer than rank 0")
         visit.open(f"/jobs/{job_id}/heat-map")
-        slowest = visit.page.get_by_role("list").get_by_role("listitem").first
+        slower = visit.page.get_by_role("region", name="Slower than their peers")
+        slowest = slower.get_by_role("listitem").first
         slowest.get_by_role("button", name="rank 1").click()
         visit.shows("of the median of its peers")
         canvas = visit.page.get_by_role("application")
         canvas.press("ArrowUp")
         visit.shows("rank 0 on")
+        visit.page.get_by_role("button", name="Next outlier").click()
+        visit.shows(", an outlier.")
+        assert visit.page.get_by_role("status").inner_text().startswith("rank 1 on")
+        before = picture_of(canvas)
+        visit.page.get_by_role("button", name="Zoom in").click()
+        wait_for(lambda: picture_of(canvas) != before, "the map to be larger")
+        before = picture_of(canvas)
+        canvas.press("Shift+ArrowRight")
+        canvas.press("Shift+ArrowLeft")
+        canvas.press("Shift+ArrowLeft")
+        wait_for(lambda: picture_of(canvas) != before, "the map to move")
+        canvas.press("0")
+        visit.page.get_by_label("Rows by").select_option("Position (dp, pp, tp)")
+        visit.page.get_by_text("Loading…").wait_for(state="detached")
+        visit.shows("Peers of a rank: all ranks of the job")
         visit.page.get_by_label("Shown").select_option("Waiting for others")
         slowest.get_by_role("button", name="rank 0").wait_for()
         visit.is_fit_for_all()
@@ -226,6 +242,10 @@ def test_a_slow_rank_is_seen_on_the_heat_map(
             canvas.press("ArrowRight")
         visit.shows("Rank 0")
     visit.is_fit_for_all()
+
+
+def picture_of(canvas: Any) -> str:
+    return str(canvas.evaluate("canvas => canvas.toDataURL()"))
 
 
 def slowdown(running: Controller, job_id: str) -> float:

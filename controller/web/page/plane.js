@@ -45,9 +45,11 @@ export function usePlane({ whole, frame, axes = "xy", least = LEAST, paint, pick
   useEffect(() => {
     if (width === 0) return;
     const shown = canvas.current;
-    shown.width = shown.clientWidth * devicePixelRatio;
-    shown.height = frame.height * devicePixelRatio;
+    const [across, down] = [shown.clientWidth, frame.height].map((px) => Math.round(px * devicePixelRatio));
     const ctx = shown.getContext("2d");
+    // A canvas whose size is set is made anew, which a picture that moves has no time for.
+    if (shown.width !== across || shown.height !== down) [shown.width, shown.height] = [across, down];
+    ctx.reset();
     ctx.scale(devicePixelRatio, devicePixelRatio);
     paint(ctx, seen, { across: shown.clientWidth - frame.left, down: frame.height - frame.bottom });
   });
@@ -63,6 +65,17 @@ export function usePlane({ whole, frame, axes = "xy", least = LEAST, paint, pick
     const [top, h] = axes === "xy" ? zoomedAxis(seen.y, seen.h, whole.h, least, factor, y) : [seen.y, seen.h];
     setView({ x: left, w, y: top, h });
   };
+  /** Moves by so many units, as far as there is something. */
+  const move = (right, down, from = seen) => setView({
+    ...from,
+    x: within(from.x + right, 0, whole.w - from.w),
+    y: within(from.y + down, 0, whole.h - from.h),
+  });
+  /** Moves no further than it takes to see a unit. */
+  const reveal = ({ x, y }) => {
+    const beyond = (from, size, at) => Math.min(0, at - from) + Math.max(0, at + 1 - (from + size));
+    move(beyond(seen.x, seen.w, x), beyond(seen.y, seen.h, y));
+  };
   const rolled = (event) => {
     event.preventDefault();
     zoom(event.deltaY > 0 ? 1.25 : 0.8, placeOf(event));
@@ -73,6 +86,7 @@ export function usePlane({ whole, frame, axes = "xy", least = LEAST, paint, pick
     element.addEventListener("wheel", rolled, { passive: false });
     return () => element.removeEventListener("wheel", rolled);
   });
+  const showAll = () => setView(null);
   const onPointerDown = (event) => {
     drag.current = { from: [event.clientX, event.clientY], at: placeOf(event), view: seen, hasMoved: false };
     canvas.current.setPointerCapture(event.pointerId);
@@ -83,11 +97,7 @@ export function usePlane({ whole, frame, axes = "xy", least = LEAST, paint, pick
     if (Math.abs(event.clientX - from[0]) + Math.abs(event.clientY - from[1]) > 4) drag.current.hasMoved = true;
     if (!drag.current.hasMoved) return;
     const { x, y } = placeOf(event, before);
-    setView({
-      ...before,
-      x: within(before.x + at.x - x, 0, whole.w - before.w),
-      y: within(before.y + at.y - y, 0, whole.h - before.h),
-    });
+    move(at.x - x, at.y - y, before);
   };
   const onPointerUp = (event) => {
     const { x, y } = placeOf(event);
@@ -95,6 +105,6 @@ export function usePlane({ whole, frame, axes = "xy", least = LEAST, paint, pick
     if (drag.current && !drag.current.hasMoved && isInside) picked({ x, y });
     drag.current = null;
   };
-  const handlers = { onPointerDown, onPointerMove, onPointerUp, onDblClick: () => setView(null) };
-  return { canvas, seen, zoom, handlers };
+  const handlers = { onPointerDown, onPointerMove, onPointerUp, onDblClick: showAll };
+  return { canvas, seen, zoom, move, reveal, showAll, handlers };
 }
