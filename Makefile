@@ -120,6 +120,11 @@ lint: $(STAMP)
 proto: $(STAMP)
 	$(BIN)/python -m tests.protostubs .
 
+# One of its cases is in Chromium, as are the tests of the page.
+bench-observe: $(STAMP)
+	tests/web/install.sh $(BIN)/pip
+	$(BIN)/python -m bench.observe $(ARGS)
+
 bench-%: $(STAMP)
 	$(BIN)/python -m bench.$* $(ARGS)
 

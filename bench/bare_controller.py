@@ -82,6 +82,7 @@ class Bench:
     jobs: JobsService
     ranks: RanksService
     sessions: Sessions
+    logs: LogQueries
     effects: Effects
     counters: Counters
     trends: TrendWatch
@@ -158,6 +159,7 @@ def _made(folder: Path, database: Database) -> Bench:
         jobs=JobsService(service, sessions, edge, logs, folder.as_uri(), code),
         ranks=RanksService(service, edge, logs),
         sessions=sessions,
+        logs=logs,
         effects=effects,
         counters=counters,
         trends=TrendWatch(service, edge, TrendStore(database)),

@@ -1,11 +1,11 @@
 """What observing costs: those that train, those that are asked, and those who look.
 
 Black boxes by event and as a share of a step; the controller's page for Prometheus with a job of
-10,000 ranks; what the web page loads of such a job; what a message about a job of 100,000
-ranks holds the controller's loop for; and what an agent takes to sample links. Each case is a
-process of its own.
+10,000 ranks; what the web page loads of such a job, and how its heat map is shown and moved in
+Chromium; what a message about a job of 100,000 ranks holds the controller's loop for; and what an
+agent takes to sample links. Each case is a process of its own.
 
-    python -m bench.observe [--only boxes,fleet,pages,links] [--small]
+    python -m bench.observe [--only boxes,fleet,pages,browser,links] [--small]
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.observe import boxes, fleet, links, pages
+from bench.observe import boxes, browser, fleet, links, pages
 from bench.observe.claims import claims_of
 from bench.results import write
 
-CASES = ("boxes", "fleet", "pages", "links")
+CASES = ("boxes", "fleet", "pages", "browser", "links")
 
 
 def main() -> int:
@@ -37,6 +37,8 @@ def main() -> int:
             print(json.dumps(_case(options.case, Path(folder), small=options.small)))
         return 0
     names = options.only.split(",")
+    if "browser" in names and not browser.is_there():
+        parser.error("no Chromium or no playwright: run tests/web/install.sh PIP")
     for name in names:
         if name not in CASES:
             parser.error(f"--only {name!r}: allowed are {', '.join(CASES)}")
@@ -57,6 +59,8 @@ def _case(name: str, folder: Path, *, small: bool) -> dict[str, Any]:
             return asyncio.run(fleet.measure(folder, small=small))
         case "pages":
             return pages.measure(folder, small=small)
+        case "browser":
+            return browser.measure(folder, small=small)
         case _:
             return links.measure(folder, small=small)
 

@@ -38,7 +38,7 @@ async def measure(folder: Path, *, small: bool) -> dict[str, Any]:
     }
 
 
-async def _train(bench: Bench, num_nodes: int) -> None:
+async def train(bench: Bench, num_nodes: int) -> None:
     """A job on all nodes, of which every rank was heard."""
     await join(bench, num_nodes)
     await submit(bench, num_nodes)
@@ -55,7 +55,7 @@ async def _scrape(folder: Path, num_nodes: int, rounds: int) -> dict[str, Any]:
     """The page, as it is made: figures in the loop, text beside it."""
     folder.mkdir()
     async with controller(folder) as bench:
-        await _train(bench, num_nodes)
+        await train(bench, num_nodes)
         metrics = ControllerMetrics()
         metrics.read_from(
             Sources(
@@ -101,7 +101,7 @@ async def _messages(folder: Path, num_nodes: int, rounds: int) -> dict[str, Any]
     folder.mkdir()
     context = cast(Any, None)
     async with controller(folder) as bench:
-        await _train(bench, num_nodes)
+        await train(bench, num_nodes)
 
         async def watched() -> Message:
             request = jobs_pb2.WatchJobRequest(job_id=JOB, brief=True)

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 
 from controller.agent.observe.rank_times import measured_times, rank_times
+from controller.web.compression import LEVEL
 from controller.web.noted import heat_map_json, put_measured, timeline_facts
 from outlast.blackbox import Group, Op, OpRecord, Pass, Phase, SpanRecord, StepRecord, Writer
 from outlast.layout import Layout
@@ -112,7 +113,7 @@ def _response(rank: int, sent: bytes) -> ranks_pb2.ReadTimesResponse:
 
 
 def _sizes(answer: bytes) -> dict[str, int]:
-    return {"bytes": len(answer), "gzip_bytes": len(gzip.compress(answer, 5))}
+    return {"bytes": len(answer), "gzip_bytes": len(gzip.compress(answer, LEVEL))}
 
 
 def _write_box(path: Path) -> None:

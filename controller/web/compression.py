@@ -21,7 +21,7 @@ LEAST_BYTES = 1024
 # From here on it is done in a thread: the loop waits a millisecond at most.
 _BYTES_IN_LOOP = 32_768
 # Of numbers, higher levels take several times as long for a few percent.
-_LEVEL = 4
+LEVEL = 4
 
 
 class Compressed:
@@ -64,9 +64,9 @@ async def _compressed(
     if message.get("more_body", False) or len(body) < LEAST_BYTES:
         return message
     if len(body) > _BYTES_IN_LOOP:
-        body = await run_in_threadpool(gzip.compress, body, _LEVEL, mtime=0)
+        body = await run_in_threadpool(gzip.compress, body, LEVEL, mtime=0)
     else:
-        body = gzip.compress(body, _LEVEL, mtime=0)
+        body = gzip.compress(body, LEVEL, mtime=0)
     headers["Content-Encoding"] = "gzip"
     headers["Content-Length"] = str(len(body))
     return {**message, "body": body}

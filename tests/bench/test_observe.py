@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from bench.observe import boxes, fleet, links, pages
+import pytest
+
+from bench.observe import boxes, browser, fleet, links, pages
 from bench.observe.claims import claims_of
+from tests.web.browser import WHY_NOT
 
 
 def test_what_a_page_loads_is_a_small_part_of_what_ranks_have_noted(tmp_path: Path) -> None:
@@ -16,7 +19,9 @@ def test_what_a_page_loads_is_a_small_part_of_what_ranks_have_noted(tmp_path: Pa
     assert found["timeline"]["sent_bytes"] < noted / 10
     assert [each.claim for each in claims_of({"pages": found})] == [
         "heat map of 64 ranks: a processor of the controller, in threads",
+        "heat map of 64 ranks: the answer, compressed",
         "timeline of 64 ranks: a processor of the controller, in threads",
+        "timeline of 64 ranks: the answer, compressed",
     ]
 
 
@@ -41,6 +46,17 @@ def test_messages_and_the_scrape_are_those_of_all_ranks(tmp_path: Path) -> None:
     assert asked["ranks"]["bytes"] > 16_000
     assert all(0 < each["loop_s"] <= each["total_s"] for each in asked.values())
     assert len(claims_of({"fleet": found})) == 2
+
+
+@pytest.mark.skipif(not browser.is_there(), reason=WHY_NOT)
+def test_the_heat_map_is_painted_and_moves_in_a_browser(tmp_path: Path) -> None:
+    found = browser.measure(tmp_path, small=True)
+    opened, pan = found["open"], found["pan"]
+    assert 0 < opened["received_s"] < opened["paint_s"] < opened["whole_s"]
+    assert opened["sent_bytes"] < opened["bytes"]
+    assert 0 < pan["drawn_per_s"] <= pan["moves_per_s"] + pan["frames_per_s"]
+    assert found["answers"]["jobs/JOB/ranks"]["sent_bytes"] > 0
+    assert len(claims_of({"browser": found})) == 3
 
 
 def test_each_link_is_read_every_few_milliseconds(tmp_path: Path) -> None:

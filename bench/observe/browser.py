@@ -1,0 +1,179 @@
+"""The heat map of 10,000 ranks by 1,000 steps in a browser: when it is there, and how it moves.
+
+Chromium on the page of `site`, each a process of its own.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import itertools
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.controller.fleet import JOB, WORKERS
+
+NUM_NODES, SMALL_NODES = 1250, 4
+NUM_STEPS, SMALL_STEPS = 1000, 50
+_ROUNDS = 3
+_PANNED_S = 4.0
+# Of the mouse, sent by the browser's driver one after the other: each waits for the one before.
+_MOVES = 30
+_VIEWPORT = {"width": 1280, "height": 900}
+_DEADLINE_S = 120.0
+# What pages ask of a job, besides the heat map.
+_ANSWERS = ("jobs", "jobs/JOB", "jobs/JOB/ranks", "jobs/JOB/curve", "nodes", "incidents")
+
+# When the map was first drawn and its frame was over; each frame, and each time that it was drawn.
+_WATCH = """
+window.seen = { drawn: [], frames: [], painted: 0 };
+const drawImage = CanvasRenderingContext2D.prototype.drawImage;
+CanvasRenderingContext2D.prototype.drawImage = function (...given) {
+  drawImage.apply(this, given);
+  if (!this.canvas.classList?.contains("heat")) return;
+  if (seen.drawn.length === 0) {
+    requestAnimationFrame(() => setTimeout(() => { seen.painted = performance.now(); }));
+  }
+  seen.drawn.push(performance.now());
+};
+const frame = (now) => { seen.frames.push(now); requestAnimationFrame(frame); };
+requestAnimationFrame(frame);
+"""
+_TIMES = """() => {
+  const all = performance.getEntriesByType("resource");
+  const asked = all.find((each) => each.name.includes("/heat-map"));
+  return {
+    answer_s: (asked.responseStart - asked.requestStart) / 1000,
+    received_s: (asked.responseEnd - asked.responseStart) / 1000,
+    paint_s: (seen.painted - asked.responseStart) / 1000,
+    whole_s: (seen.painted - asked.requestStart) / 1000,
+    sent_bytes: asked.encodedBodySize,
+    bytes: asked.decodedBodySize,
+  };
+}"""
+
+
+def is_there() -> bool:
+    """Whether there is a browser, and what drives it."""
+    return bool(shutil.which("chromium")) and importlib.util.find_spec("playwright") is not None
+
+
+def measure(folder: Path, *, small: bool) -> dict[str, Any]:
+    """Seconds until the map is there, frames a second while it moves, and bytes of answers."""
+    num_nodes, num_steps = (SMALL_NODES, SMALL_STEPS) if small else (NUM_NODES, NUM_STEPS)
+    with _site(folder, num_nodes, num_steps) as (base, pid):
+        url = f"{base}/jobs/{JOB}/heat-map"
+        with _chromium() as browser:
+            opened = [_opened(browser, url, pid) for _ in range(1 if small else _ROUNDS)]
+            frames = _panned(browser, url, 1.0 if small else _PANNED_S)
+        answers = {each: _sizes(f"{base}/api/v1/{each.replace('JOB', JOB)}") for each in _ANSWERS}
+    return {
+        "ranks": num_nodes * WORKERS,
+        "steps": num_steps,
+        "open": {name: statistics.median(each[name] for each in opened) for name in opened[0]},
+        "pan": frames,
+        "answers": answers,
+    }
+
+
+@contextmanager
+def _site(folder: Path, num_nodes: int, num_steps: int) -> Iterator[tuple[str, int]]:
+    """Where the page is, and the process that serves it."""
+    command = [sys.executable, "-m", "bench.observe.site", str(folder)]
+    with subprocess.Popen(
+        [*command, str(num_nodes), str(num_steps)], stdout=subprocess.PIPE, text=True
+    ) as site:
+        assert site.stdout is not None
+        try:
+            yield f"http://{site.stdout.readline().strip()}", site.pid
+        finally:
+            site.kill()
+
+
+def _sizes(url: str) -> dict[str, int]:
+    """As sent to who accepts compression, and whole."""
+    request = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        sent = answer.read()
+        whole = gzip.decompress(sent) if answer.headers["Content-Encoding"] == "gzip" else sent
+    return {"bytes": len(whole), "sent_bytes": len(sent)}
+
+
+@contextmanager
+def _chromium() -> Iterator[Any]:
+    driver = importlib.import_module("playwright.sync_api")
+    with driver.sync_playwright() as playwright:
+        # Root, as which containers run, has no sandbox.
+        launched = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        try:
+            yield launched
+        finally:
+            launched.close()
+
+
+def _page(browser: Any, url: str) -> Any:
+    page = browser.new_page(viewport=_VIEWPORT)
+    page.add_init_script(_WATCH)
+    page.goto(url)
+    deadline_s = time.monotonic() + _DEADLINE_S
+    # Not by a function of the page's own, which would have to be made of text there.
+    while not page.evaluate("seen.painted > 0"):
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"no heat map within {_DEADLINE_S:g} s")
+        page.wait_for_timeout(50)
+    return page
+
+
+def _opened(browser: Any, url: str, pid: int) -> dict[str, float]:
+    before_s = _cpu_s(pid)
+    page = _page(browser, url)
+    found: dict[str, float] = page.evaluate(_TIMES)
+    page.close()
+    # Of a machine that does other things, too, this says more than the time until the answer.
+    return {**found, "server_cpu_s": _cpu_s(pid) - before_s}
+
+
+def _cpu_s(pid: int) -> float:
+    # Behind the name, which may have spaces.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _panned(browser: Any, url: str, seconds: float) -> dict[str, float]:
+    """Zoomed in by the wheel, dragged by the mouse to and fro, for so long."""
+    page = _page(browser, url)
+    box = page.locator("canvas.heat").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    for _ in range(6):
+        page.mouse.wheel(0, -100)
+    page.mouse.down()
+    page.evaluate("() => { seen.drawn = [0]; seen.frames = []; }")
+    begun_s, moves = time.monotonic(), 0
+    while (passed_s := time.monotonic() - begun_s) < seconds:
+        # To and fro, so that something new is seen with each move.
+        by = 0 if moves % (2 * _MOVES) else 150
+        page.mouse.move(x - by, y - by / 2, steps=_MOVES)
+        moves += _MOVES
+    drawn, frames = page.evaluate("() => [seen.drawn.slice(1), seen.frames]")
+    page.mouse.up()
+    page.close()
+    gaps = [after - before for before, after in itertools.pairwise(frames)]
+    return {
+        "seconds": passed_s,
+        "moves_per_s": moves / passed_s,
+        "frames_per_s": len(frames) / passed_s,
+        "drawn_per_s": len(drawn) / passed_s,
+        "longest_frame_s": max(gaps) / 1000,
+    }
