@@ -81,7 +81,7 @@ def _of_pages(row: dict[str, Any]) -> list[Claim]:
             unit="MB",
             goal="<= 4",
             baseline=f"{heat['bytes'] / 1e6:.1f} MB of JSON",
-            how="1,024 rows of 1,000 steps, seconds and ratios; no two ranks take equally long",
+            how="1,024 rows of 1,000 steps, seconds and percents; no two ranks take equally long",
         ),
         Claim(
             claim=f"timeline of {line['ranks']} ranks: a processor of the controller, in threads",

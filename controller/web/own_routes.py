@@ -242,7 +242,7 @@ OWN = (
         verb="GET",
         path="/jobs/{job_id}/heat-map",
         what="How long each rank took for the newest `steps`: the whole step, its own `work`, "
-        "`waiting` for other ranks, or a phase or pass without waiting; and the ratio to the "
+        "`waiting` for other ranks, or a phase or pass without waiting; and `percents` of the "
         "median of its peers: ranks of the job that have what `alike` lists in common, the "
         "pipeline stage or the experts. Rows are ordered by rank, by node, or by position "
         "(replica, stage, tensor shard). Where there are more ranks than `rows`, a row has several "
@@ -280,7 +280,7 @@ OWN = (
                         "items": {"type": "array", "items": _INTEGER, "minItems": 2, "maxItems": 2},
                     },
                     seconds=_NUMBERS,
-                    ratios=_NUMBERS,
+                    percents={"type": "array", "items": {"type": ["integer", "null"]}},
                 ),
             },
             missing={"type": "array", "items": _object(node=STRING, reason=STRING)},

@@ -74,7 +74,7 @@ def test_heat_map_and_timeline_are_made_of_what_ranks_have_noted(tmp_path: Path)
             "mean_ratio": 1.0,
             "outliers": [],
             "seconds": [0.003],
-            "ratios": [1.0],
+            "percents": [100],
         }
         assert (found["rows"], found["steps"], found["num_ranks"]) == ([row], [3], 2)
         assert (found["alike"], found["layout"]) == ([], {"tp": 1, "pp": 1, "dp": 2, "ep": 1})
@@ -87,13 +87,14 @@ def test_heat_map_and_timeline_are_made_of_what_ranks_have_noted(tmp_path: Path)
         found = await got(client, f"/jobs/{job_id}/heat-map", measure="waiting")
         assert found["steps"] == [3, 8, 9]
         assert [row["seconds"] for row in found["rows"]] == [[0.002, None, None], [None, 0.1, 0.25]]
+        assert [row["percents"] for row in found["rows"]] == [[100, None, None], [None, 100, 100]]
         summed_up.steps[:], summed_up.seconds[:] = [3], [0.003456789]
         bench.agents[1].logs = ranks_pb2.RankTimes(measured=summed_up).SerializeToString()
         for order in ("rank", "node", "position"):
             found = await got(client, f"/jobs/{job_id}/heat-map", measure="waiting", order=order)
             assert (found["order"], [row["ranks"] for row in found["rows"]]) == (order, [[0], [1]])
         assert [row["seconds"] for row in found["rows"]] == [[0.002], [0.003457]]
-        assert found["rows"][1]["ratios"] == [1.73]
+        assert found["rows"][1]["percents"] == [173]
         assert found["rows"][1]["outliers"] == [[0, 1]]
         found = await got(client, f"/jobs/{job_id}/heat-map", measure="waiting", rows=1)
         assert (found["rows"][0]["ranks"], found["rows"][0]["slowest"]) == ([0, 1], 1)

@@ -1,6 +1,6 @@
 // The heat map on its canvas: cells by colour, outliers by marks, and what rows and steps are called.
 
-import { colorOf, heatOf, heatParts } from "/page/heat.js";
+import { colorOf, heatOf, heatParts, MOST } from "/page/heat.js";
 
 // Below this a mark would be no larger than what it frames.
 const FRAMED_PX = 7;
@@ -13,18 +13,15 @@ export function pictureOf(rows, numSteps) {
   const canvas = new OffscreenCanvas(width, height);
   const ctx = canvas.getContext("2d");
   const image = ctx.createImageData(width, height);
-  // A million cells have some hundred ratios: each is a colour once.
   const pixels = new Uint32Array(image.data.buffer);
-  const colors = new Map();
-  const pixelOf = (ratio) => {
-    const [color] = new Uint32Array(Uint8Array.of(...heatParts(heatOf(ratio, 1)), 255).buffer);
-    colors.set(ratio, color);
-    return color;
-  };
-  rows.forEach(({ ratios }, y) => {
+  // A million cells have some hundred colours.
+  const colors = Uint32Array.from({ length: 100 * MOST + 1 }, (_, percent) => (
+    new Uint32Array(Uint8Array.of(...heatParts(heatOf(percent / 100, 1)), 255).buffer)[0]
+  ));
+  rows.forEach(({ percents }, y) => {
     for (let x = 0; x < numSteps; x += 1) {
-      const ratio = ratios[x];
-      if (ratio !== null) pixels[y * width + x] = colors.get(ratio) ?? pixelOf(ratio);
+      const percent = percents[x];
+      if (percent !== null) pixels[y * width + x] = colors[Math.min(percent, 100 * MOST)];
     }
   });
   ctx.putImageData(image, 0, 0);

@@ -94,11 +94,11 @@ function Map2d({ data, chosen, choose }) {
 function Chosen({ name, data, chosen }) {
   if (!chosen) return html`<p class="quiet">Choose a cell to see its numbers.</p>`;
   const row = data.rows[chosen.y];
-  const ratio = row.ratios[chosen.x];
+  const percent = row.percents[chosen.x];
   const isOutlier = row.outliers.some(([first, number]) => chosen.x >= first && chosen.x < first + number);
   return html`<p role="status">
     <strong>${nameOf(row)}</strong> on ${row.node}, step ${count(data.steps[chosen.x])}:
-    ${" "}${duration(row.seconds[chosen.x])}${ratio !== null && `, ${ratio.toFixed(2)} of the median of its peers`}${isOutlier && ", an outlier"}.
+    ${" "}${duration(row.seconds[chosen.x])}${percent !== null && `, ${(percent / 100).toFixed(2)} of the median of its peers`}${isOutlier && ", an outlier"}.
     ${" "}${row.ranks.length > 1 && `Of these, the rank furthest above its peers in each step is shown; on the mean that is rank ${row.slowest}. `}
     <${Link} to="/jobs/${name}/timeline/${data.steps[chosen.x]}">The step over ranks<//>
   </p>`;
