@@ -31,6 +31,8 @@ of the controller's gRPC services, so that both are checked, done and refused al
   a request that makes no sense, 401 and 403 for who may not ask, 404 for what is not there, 409 for
   what cannot be done as things are, 413 and 415 for a body that is too large or no JSON, 429 for
   too much at once, 503 and 504 for a controller that cannot answer now.
+- Answers of 1 KiB and more are compressed (gzip) where the request has `Accept-Encoding` with it;
+  streams are not.
 - Streams are server-sent events; a comment each 15 s keeps them open.
 - With `--tokens-file` each request shows a token, as `Authorization: Bearer TOKEN` or in the cookie
   that `/api/v1/login` sets; without one the answer is 401, and 403 where its role does not suffice.

@@ -92,7 +92,9 @@ function writeLabels(ctx, data, view, { leftPx, stepPx, rowPx, down }) {
   ctx.textBaseline = "middle";
   const every = Math.max(1, Math.ceil(LABEL_PX / rowPx));
   for (let y = Math.ceil(view.y); y < Math.min(view.y + view.h, data.rows.length); y += 1) {
-    if (y % every === 0) ctx.fillText(labelOf(data.rows[y], data), 4, (y + 0.5 - view.y) * rowPx, leftPx - 16);
+    // Also of a row at the edge, which may be thinner than its label.
+    const middle = Math.max(LABEL_PX / 2, (y + 0.5 - view.y) * rowPx);
+    if (y % every === 0) ctx.fillText(labelOf(data.rows[y], data), 4, middle, leftPx - 16);
   }
   const apart = Math.max(1, Math.ceil(60 / stepPx));
   ctx.textAlign = "center";
