@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from outlast.ids import NodeId
 from outlast.v1 import agents_pb2, jobs_pb2
 
-# Of one reader, waiting to be sent. A tail of 16 MiB from a few ranks fits.
-MAX_WAITING_BYTES = 64 * 2**20
+# Of one reader, waiting to be sent. A tail of 16 MiB from a few ranks fits, and 1,000 steps of
+# 10,000 ranks for a heat map, 7 kB of each, where all agents answer at once.
+MAX_WAITING_BYTES = 96 * 2**20
 # A node that sends neither logs nor anything else for so long is given up. Logs come within a
 # fraction of a second; an agent on a machine that is overloaded takes a few.
 ANSWER_S = 5.0
