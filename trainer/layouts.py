@@ -176,7 +176,10 @@ def _why_none(spec: JobSpec, held: Collection[str]) -> list[FieldProblem]:
     meshes = list(_meshes(spec.model_copy(update={"data": _any_batch(spec)}), held))
     if not meshes:
         names = [f"parallel.{name}" for name in ("tp", "pp", "dp") if name in held]
-        message = f"cannot be held on {world} ranks; allowed: degrees whose product divides them"
+        message = (
+            f"cannot be held on {world} ranks; allowed: degrees whose product divides them, and pp "
+            f"at most model.layers = {spec.model.layers}"
+        )
         return [FieldProblem(field=" and ".join(names), message=message)]
     replicas = sorted({each["dp"] for each in meshes})
     if all(batch % dp for dp in replicas):

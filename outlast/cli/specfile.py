@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 # A job that trains on a laptop, which comes with the package; the same as the one in examples/.
 EXAMPLE = Path(__file__).resolve().parent / "templates" / "gpt-tiny.yaml"
 
+# As most machines with accelerators have.
+_RANKS_PER_NODE = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
@@ -80,12 +83,10 @@ def load_open_spec(
         kept = {name: value for name, value in parallel.items() if name not in searched}
         # One that is not there would be computed, from nodes that other degrees may not fill.
         document["parallel"] = {"dp": 1, **kept}
-    if isinstance(document.get("resources", {}), dict):
-        document["resources"] = {
-            "workers_per_node": 8,
-            **document.get("resources", {}),
-            **resources,
-        }
+    given = document.get("resources", {})
+    if isinstance(given, dict):
+        per_node = given.get("workers_per_node") or _RANKS_PER_NODE
+        document["resources"] = {**given, "workers_per_node": per_node, **resources}
     spec, unread = read_spec(document)
     problems += unread
     if spec is None or problems:

@@ -74,6 +74,15 @@ def test_held_fields_of_the_spec_are_kept(spec_file: Path) -> None:
         assert (each["parallel"]["recompute"], each["parallel"]["tp"]) == ("full", 2)
 
 
+def test_nodes_have_as_many_ranks_as_the_spec_says_or_8(spec_file: Path) -> None:
+    per_node = "resources.workers_per_node"
+    for value, ranks in (("null", 8), ("4", 4)):
+        found = outlast_json("plan", str(spec_file), *SEARCH, "--set", f"{per_node}={value}")
+        assert found["resources"] == {"nodes": 2, "workers_per_node": ranks}
+        first = found["layouts"][0]["parallel"]
+        assert first["tp"] * first["pp"] * first["dp"] == 2 * ranks
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -128,6 +128,7 @@ def test_held_fields_stay_as_they_are(given: dict[str, Any], held: Collection[st
     [
         ({"data": {"global_batch": 7}, "model": {**SMALL, "layers": 1}}, [], "data.global_batch"),
         ({"parallel": {"tp": 3}}, ["tp"], "parallel.tp"),
+        ({"parallel": {"pp": 16}}, ["pp"], "pp at most model.layers = 8"),
         ({"parallel": {"tp": 16}, "model": {**SMALL, "heads": 8}}, ["tp"], "model.heads: is 8"),
     ],
 )
@@ -187,6 +188,18 @@ def test_training_takes_what_the_papers_formula_says() -> None:
     assert found.by_formula_s < found.projected_s < 1.06 * found.by_formula_s
     assert found.device_hours == pytest.approx(found.projected_s * 1024 / 3600)
     assert found.price_per_million_tokens * found.tokens / 1e6 == pytest.approx(found.price)
+
+
+def test_of_experts_the_formula_counts_those_of_a_token() -> None:
+    """Mixtral 8x7B has 46.7 B parameters, of which a token uses 12.9 B."""
+    spec = spec_of(2, model={"preset": "mixtral-8x7b"}, data={"global_batch": 16})
+    spec = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"dp": 16})})
+    facts = plan_input(spec)
+    step = project(facts, A100)
+    found = training(facts, step, A100, steps=10, price_per_hour=0.0)
+    flops = 6 * 12.9e9 * found.tokens
+    assert found.by_formula_s == pytest.approx(flops / (16 * step.hfu_full * 312e12), rel=0.01)
+    assert found.price == 0
 
 
 def test_layouts_of_a_thousand_nodes_are_searched_in_seconds() -> None:

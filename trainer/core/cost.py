@@ -34,7 +34,8 @@ def training(
     """`steps` steps as long as the projected one.
 
     Source of the formula: Narayanan et al. (arXiv 2104.04473), equation 4, for T tokens, P
-    parameters, n devices and X FLOP/s on each. It leaves out attention and vocabulary.
+    parameters, n devices and X FLOP/s on each. It leaves out attention and vocabulary. Of
+    experts, P are those that a token goes to.
     """
     devices = facts.layout.world_size
     tokens = steps * facts.global_batch * facts.model.shape.seq_len
@@ -44,8 +45,19 @@ def training(
     return Training(
         tokens=tokens,
         projected_s=steps * step.step_s,
-        by_formula_s=per_weight * tokens * total_parameters(facts) / (devices * reached),
+        by_formula_s=per_weight * tokens * _used_parameters(facts) / (devices * reached),
         device_hours=hours,
         price=hours * price_per_hour,
         price_per_million_tokens=hours * price_per_hour / tokens * 1e6,
     )
+
+
+def _used_parameters(facts: PlanInput) -> int:
+    """All but those of experts that a token does not go to."""
+    shape, unused = facts.model.shape, 0
+    for layer in range(shape.layers):
+        experts = shape.experts_of(layer)
+        if experts is not None:
+            left = experts.number - experts.per_token
+            unused += left * shape.hidden * shape.mlp_matrices * experts.hidden
+    return total_parameters(facts) - unused
