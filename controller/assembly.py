@@ -28,6 +28,7 @@ from controller.service import Service
 from controller.sessions.incoming import Incoming
 from controller.sessions.session import Sessions
 from controller.specs import settings_of
+from controller.state_dir import JOURNAL
 from controller.store.code import CodeStore
 from controller.store.curves import Curves
 from controller.store.database import Database
@@ -152,7 +153,7 @@ async def assemble(options: Options) -> AsyncIterator[Controller]:
     """Open the journal, take the term, and build everything around the machine."""
     reserve = Reserve(options.state_dir)
     reserve.make_room()
-    database = Database(options.state_dir / "journal.sqlite")
+    database = Database(options.state_dir / JOURNAL)
     try:
         yield _build(options, database, reserve)
     finally:

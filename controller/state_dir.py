@@ -10,6 +10,9 @@ from controller.store.lock import StateLock
 from controller.store.reserve import Reserve
 from outlast.errors import FatalError
 
+# SQLite has others beside it, whose names begin with this one.
+JOURNAL = "journal.sqlite"
+
 
 class StateDirError(FatalError):
     """The state directory cannot be used."""
@@ -37,7 +40,7 @@ def open_state_dir(state_dir: Path) -> StateLock:
 
 def forget_jobs(state_dir: Path) -> None:
     """Drop the journal. Checkpoints and prepared data stay: they are the user's."""
-    for path in state_dir.glob("journal.sqlite*"):
+    for path in state_dir.glob(f"{JOURNAL}*"):
         path.unlink()
 
 

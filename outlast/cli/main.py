@@ -15,6 +15,7 @@ import typer
 from outlast import __version__
 from outlast.cli import (
     archive,
+    backup,
     certs,
     checkpoints,
     data,
@@ -106,6 +107,7 @@ fleet.register(app)
 diagnose.register(app)
 checkpoints.register(app)
 archive.register(app)
+backup.register(app)
 notify.register(app)
 login.register(app)
 tokens.register(app)
