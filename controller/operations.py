@@ -18,5 +18,6 @@ def set_operation(
                 sequence=operation.seq,
                 detail=operation.detail,
                 is_inside=operation.is_inside,
+                peer=operation.peer if operation.peer >= 0 else None,
             )
         )

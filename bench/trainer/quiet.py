@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 class NoBox:
     """A black box costs a store an operation; the baselines have none."""
 
-    def enter(self, op: Op, group: Group, detail: int = -1) -> int:
+    def enter(
+        self, op: Op, group: Group, detail: int = -1, peer: int = -1, message: int = -1
+    ) -> int:
         return 0
 
-    def leave(self) -> None:
+    def leave(self, departed_ns: int = 0) -> None:
         pass
 
     def stands_in(self, operation: OpRecord) -> None:

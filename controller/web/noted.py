@@ -17,7 +17,7 @@ from outlast.layout import Layout
 from outlast.trace.heat import Measure
 from outlast.trace.heat_map import Floats, HeatMap, Order, Row
 from outlast.trace.ranks import TracedRank, traced_ranks
-from outlast.trace.timeline import Timeline, known_steps, timeline
+from outlast.trace.timeline import Bar, Timeline, known_steps, timeline
 from outlast.v1 import ranks_pb2
 
 # Agents of all nodes are asked, and read what their ranks have noted.
@@ -201,19 +201,21 @@ def timeline_facts(shown: Timeline) -> dict[str, Any]:
                 "rank": track.rank,
                 "node": track.node,
                 "pp": track.pp,
-                "bars": [
-                    {
-                        **asdict(bar),
-                        "begun_s": round(bar.begun_s, _PLACES),
-                        "ended_s": round(bar.ended_s, _PLACES),
-                        "waited_s": round(bar.waited_s, _PLACES),
-                    }
-                    for bar in track.bars
-                ],
+                "step_s": round(track.step_s, _PLACES),
+                "bubble_s": round(track.bubble_s, _PLACES),
+                "exposed_s": round(track.exposed_s, _PLACES),
+                "hidden_s": round(track.hidden_s, _PLACES),
+                "bars": [_bar_facts(bar) for bar in track.bars],
             }
             for track in shown.tracks
         ],
     }
+
+
+def _bar_facts(bar: Bar) -> dict[str, Any]:
+    found = asdict(bar)
+    seconds = [name for name, value in found.items() if isinstance(value, float)]
+    return {**found, **{name: round(found[name], _PLACES) for name in seconds}}
 
 
 async def _listed(gateway: Gateway, job_id: str) -> _Listed:

@@ -290,7 +290,9 @@ OWN = (
         verb="GET",
         path="/jobs/{job_id}/timeline",
         what="What up to `most` ranks from `first` on did in a step, by one clock; by default in "
-        "the newest that all of them have done. `steps` are those that are still known.",
+        "the newest that all of them have done. `steps` are those that are still known. Of a "
+        "track `bubble_s` is what it stood still for other stages of the pipeline, `exposed_s` for "
+        "other ranks and transfers, and `hidden_s` what was under way while it computed, at most.",
         parameters={"step": _INTEGER, "first": _INTEGER, "most": _INTEGER},
         answer=_object(
             attempt=_INTEGER,
@@ -308,6 +310,10 @@ OWN = (
                     rank=_INTEGER,
                     node=STRING,
                     pp={"type": ["integer", "null"]},
+                    step_s=_NUMBER,
+                    bubble_s=_NUMBER,
+                    exposed_s=_NUMBER,
+                    hidden_s=_NUMBER,
                     bars={
                         "type": "array",
                         "items": _object(
@@ -321,6 +327,11 @@ OWN = (
                             is_over={"type": "boolean"},
                             last={"type": ["integer", "null"]},
                             waited_s=_NUMBER,
+                            bubble_s=_NUMBER,
+                            peer={"type": ["integer", "null"]},
+                            message={"type": ["integer", "null"]},
+                            departed_s={"type": ["number", "null"]},
+                            hidden_s=_NUMBER,
                         ),
                     },
                 ),

@@ -138,6 +138,7 @@ def facts_of(
     `entered` has the sequence number entered last of each group.
     """
     last = operation or _NO_OPERATION
+    members = groups.of(rank)
     return RankFacts(
         rank=rank,
         phase=phase,
@@ -146,10 +147,18 @@ def facts_of(
         seq=last.seq,
         inside=last.is_inside,
         root=last.root,
-        members=groups.of(rank),
+        members=members,
+        peer=_peer_of(last, members),
         since_s=since_s,
         entered=entered or {},
         process_state=process_state,
         reports_no_steps=reports_no_steps,
         stalled_s=stalled_s,
     )
+
+
+def _peer_of(operation: Operation, members: Mapping[Group, tuple[int, ...]]) -> int | None:
+    """The other end of a send or receive."""
+    group = members.get(operation.group, ())
+    is_known = operation.op in POINT_TO_POINT and 0 <= operation.peer < len(group)
+    return group[operation.peer] if is_known else None

@@ -8,7 +8,8 @@ Four areas:
   expected of them;
 - a ring of step records (loss, gradient norm, ...), read by the agent exactly
   once each;
-- a ring of operation records (group, sequence number, micro-batch, start, end);
+- a ring of operation records (group, sequence number, micro-batch, peer, start, end, and when its
+  messages left);
 - a ring of span records: phases, and the passes within them, with what they waited for others.
 
 The header says how many records the last two have: a job may ask for more.
@@ -37,9 +38,6 @@ MAGIC = b"OUTLBB05"
 HEADER_BYTES = 4096
 # A heat map shows 1,000 steps; 72 KiB of a box.
 NUM_STEP_RECORDS = 1024
-# What a reader takes, with the step records of each: after an update, agents still read the boxes
-# of workers that began before it.
-NUM_STEP_RECORDS_OF = {b"OUTLBB04": 512, MAGIC: NUM_STEP_RECORDS}
 
 # magic, rank, world size, attempt, pid, records
 IDENTITY = struct.Struct("<8sIIqqq")
@@ -47,8 +45,8 @@ IDENTITY_AT = 0
 # Index of the header's 64-bit words: completed step, resumed step, phase, phase since
 # (ns), steps written, ops written, spans written.
 COMPLETED, RESUMED, PHASE, PHASE_SINCE, STEPS_WRITTEN, OPS_WRITTEN, SPANS_WRITTEN = range(8, 15)
-# op + group * 2**32, sequence, detail, entered at (ns), left at (ns)
-OP_GROUP, OP_SEQ, OP_DETAIL, OP_ENTERED, OP_LEFT = range(16, 21)
+# op + group * 2**32, sequence, detail, peer, entered at (ns), left at (ns)
+OP_GROUP, OP_SEQ, OP_DETAIL, OP_PEER, OP_ENTERED, OP_LEFT = range(16, 22)
 MARKS = 32  # one (ns) per StartMark
 # Time spent so far: one (ns) per Phase that has ended, then one (ns) per Phase and
 # Group in operations that have ended.
@@ -71,28 +69,26 @@ PARTS_PER_UNIT = 1_000_000
 # step, loss, grad norm, learning rate, tokens, start (ns), end (ns), eval loss, index
 STEP_RECORD = struct.Struct("<qdddqQQdQ")
 STEP_RECORD_INDEX_AT = STEP_RECORD.size - 8
-# op, group, sequence, detail, start (ns), end (ns), index
-OP_RECORD = struct.Struct("<IIQqQQQ")
+# op, group, peer, sequence, detail, message, start (ns), end (ns), departed (ns), index
+OP_RECORD = struct.Struct("<HHiQiiQQQQ")
 # phase, pass, chunk, micro-batch, start (ns), end (ns), waited (ns), index
 SPAN_RECORD = struct.Struct("<HHIqQQQQ")
 
 STEPS_AT = HEADER_BYTES
 
 
+OPS_AT = STEPS_AT + NUM_STEP_RECORDS * STEP_RECORD.size
+
+
 @dataclass(frozen=True, slots=True)
 class Rings:
-    """Where the rings lie: a job may choose the length of two, a version has that of the first."""
+    """Where the rings lie whose length a job may choose."""
 
     records: int = BLACK_BOX_RECORDS
-    step_records: int = NUM_STEP_RECORDS
-
-    @property
-    def ops_at(self) -> int:
-        return STEPS_AT + self.step_records * STEP_RECORD.size
 
     @property
     def spans_at(self) -> int:
-        return self.ops_at + self.records * OP_RECORD.size
+        return OPS_AT + self.records * OP_RECORD.size
 
     @property
     def file_bytes(self) -> int:

@@ -21,16 +21,19 @@ from outlast.blackbox.file import (
     HIDDEN,
     IDENTITY,
     IDENTITY_AT,
+    MAGIC,
     MARKS,
     MAX_NS,
-    NUM_STEP_RECORDS_OF,
+    NUM_STEP_RECORDS,
     OP_DETAIL,
     OP_ENTERED,
     OP_GROUP,
     OP_LEFT,
+    OP_PEER,
     OP_RECORD,
     OP_SEQ,
     OP_TOTALS_AT,
+    OPS_AT,
     OPS_WRITTEN,
     PARTS_PER_UNIT,
     PEAK_MEMORY,
@@ -114,6 +117,7 @@ class Reader:
             group=Group(op_and_group >> 32),
             op_seq=self._count(OP_SEQ),
             detail=_in_range(words[OP_DETAIL], -1, MAX_DETAIL, otherwise=-1),
+            peer=_in_range(words[OP_PEER], -1, MAX_DETAIL, otherwise=-1),
             op_entered_ns=self._time_ns(OP_ENTERED),
             op_left_ns=self._time_ns(OP_LEFT),
             entered={group: self._count(GROUP_SEQS + group) for group in GROUPS},
@@ -165,7 +169,7 @@ class Reader:
     def new_steps(self) -> list[StepRecord]:
         """Step records written since the last call, oldest first."""
         self._check_whole()
-        written, kept = self._words[STEPS_WRITTEN], self._rings.step_records
+        written, kept = self._words[STEPS_WRITTEN], NUM_STEP_RECORDS
         records = []
         for index in range(max(self._steps_read, written - kept), written):
             at = STEPS_AT + index % kept * STEP_RECORD.size
@@ -199,19 +203,24 @@ class Reader:
         written, kept = self._words[OPS_WRITTEN], self._rings.records
         records = []
         for index in range(max(0, written - kept), written):
-            at = self._rings.ops_at + index % kept * OP_RECORD.size
-            op, group, seq, detail, start_ns, end_ns, stored = OP_RECORD.unpack_from(self._map, at)
-            if stored == index + 1:
-                records.append(
-                    OpRecord(
-                        op=Op(op),
-                        group=Group(group),
-                        seq=seq,
-                        detail=detail,
-                        start_ns=start_ns,
-                        end_ns=end_ns,
-                    )
+            at = OPS_AT + index % kept * OP_RECORD.size
+            *fields, stored = OP_RECORD.unpack_from(self._map, at)
+            if stored != index + 1:
+                continue
+            op, group, peer, seq, detail, message, start_ns, end_ns, departed_ns = fields
+            records.append(
+                OpRecord(
+                    op=Op(op),
+                    group=Group(group),
+                    seq=seq,
+                    detail=detail,
+                    start_ns=start_ns,
+                    end_ns=end_ns,
+                    departed_ns=departed_ns,
+                    peer=_in_range(peer, -1, MAX_DETAIL, otherwise=-1),
+                    message=_in_range(message, -1, MAX_DETAIL, otherwise=-1),
                 )
+            )
         return records
 
     def spans(self) -> list[SpanRecord]:
@@ -259,12 +268,11 @@ class Reader:
         if len(about) < IDENTITY.size:
             raise BlackBoxError(f"black box {self._path}: cut short as it was opened")
         magic, *_, records = IDENTITY.unpack(about)
-        if magic not in NUM_STEP_RECORDS_OF:
-            expected = " or ".join(map(repr, NUM_STEP_RECORDS_OF))
-            raise BlackBoxError(f"black box {self._path}: magic {magic!r}, expected {expected}")
+        if magic != MAGIC:
+            raise BlackBoxError(f"black box {self._path}: magic {magic!r}, expected {MAGIC!r}")
         if not 1 <= records <= MOST_BLACK_BOX_RECORDS:
             raise BlackBoxError(f"black box {self._path}: {records} records")
-        return Rings(int(records), NUM_STEP_RECORDS_OF[magic])
+        return Rings(int(records))
 
     def _count(self, index: int) -> int:
         return _in_range(self._words[index], 0, MAX_COUNT, otherwise=0)

@@ -140,8 +140,9 @@ class Operation:
     op: Op
     group: Group
     seq: int
-    # As `OpRecord` has it.
+    # As `OpRecord` has them.
     detail: int = -1
+    peer: int = -1
     is_inside: bool
 
     @property
@@ -166,6 +167,12 @@ class OpRecord:
     detail: int
     start_ns: int
     end_ns: int
+    # When this rank's messages left, where that was before it began to wait; else 0.
+    departed_ns: int = 0
+    # Of a send or receive: the other one's place in the group, and a number that its message
+    # shares with no other that the receiver gets in a step; -1 where that is not known.
+    peer: int = -1
+    message: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,13 +258,14 @@ class Present:
     op: Op
     group: Group
     op_seq: int
-    # As `OpRecord` has it.
+    # As `OpRecord` has them.
     detail: int
     op_entered_ns: int
     # Zero while the operation is still going on.
     op_left_ns: int
     # Sequence number entered last in each group, 0 for none.
     entered: Mapping[Group, int] = field(default_factory=dict)
+    peer: int = -1
 
     @property
     def last_operation(self) -> Operation | None:
@@ -269,5 +277,6 @@ class Present:
             group=self.group,
             seq=self.op_seq,
             detail=self.detail,
+            peer=self.peer,
             is_inside=self.op_left_ns == 0,
         )

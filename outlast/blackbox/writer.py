@@ -21,13 +21,16 @@ from outlast.blackbox.file import (
     IDENTITY_AT,
     MAGIC,
     MARKS,
+    NUM_STEP_RECORDS,
     OP_DETAIL,
     OP_ENTERED,
     OP_GROUP,
     OP_LEFT,
+    OP_PEER,
     OP_RECORD,
     OP_SEQ,
     OP_TOTALS,
+    OPS_AT,
     OPS_WRITTEN,
     PARTS_PER_UNIT,
     PEAK_MEMORY,
@@ -90,7 +93,7 @@ class Writer:
         # Time in operations of the present phase.
         self._op_ns = 0
         self._seqs = [0] * len(Group)
-        self._entered = (0, 0, 0, 0, 0)
+        self._entered = (0, 0, 0, -1, -1, -1, 0)
         self._ended: OpRecord | None = None
         # How far a device has come in each group; the host runs ahead of it.
         self._device_seqs: dict[int, int] = {}
@@ -127,31 +130,34 @@ class Writer:
         self._completed_step = step
         self._publish()
 
-    def enter(self, op: Op, group: Group, detail: int = -1) -> int:
+    def enter(
+        self, op: Op, group: Group, detail: int = -1, peer: int = -1, message: int = -1
+    ) -> int:
         """Note that an operation starts; returns its sequence number in the group.
 
-        `detail` is the root of a broadcast, the micro-batch of a send or receive, else -1.
+        `detail`, `peer` and `message` are as in `OpRecord`.
         """
         seq = self._seqs[group] + 1
         self._seqs[group] = seq
         start_ns = node_time_ns()
-        self._entered = (op, group, seq, detail, start_ns)
+        self._entered = (op, group, seq, detail, peer, message, start_ns)
         words = self._words
         words[OP_LEFT] = 0
         words[OP_GROUP] = op | group << 32
         words[OP_SEQ] = seq
         words[OP_DETAIL] = detail
+        words[OP_PEER] = peer
         words[OP_ENTERED] = start_ns
         words[GROUP_SEQS + group] = seq
         return seq
 
-    def leave(self) -> None:
-        """Note that the operation entered last has ended."""
+    def leave(self, departed_ns: int = 0) -> None:
+        """Note that the operation entered last has ended; `departed_ns` is as in `OpRecord`."""
         end_ns = node_time_ns()
         self._words[OP_LEFT] = end_ns
         # Not of what a device does: it may do that in another phase of the host.
         self._op_ns += end_ns - self._entered[-1]
-        self._keep(self._entered, end_ns)
+        self._keep(self._entered, end_ns, departed_ns)
 
     def stands_in(self, operation: OpRecord) -> None:
         """Note that a device has come to an operation that was entered before.
@@ -163,6 +169,7 @@ class Writer:
         words[OP_GROUP] = operation.op | operation.group << 32
         words[OP_SEQ] = operation.seq
         words[OP_DETAIL] = operation.detail
+        words[OP_PEER] = operation.peer
         words[OP_ENTERED] = operation.start_ns
         words[GROUP_SEQS + operation.group] = operation.seq
 
@@ -191,17 +198,24 @@ class Writer:
             operation.group,
             operation.seq,
             operation.detail,
+            operation.peer,
+            operation.message,
             operation.start_ns,
         )
-        self._keep(entered, operation.end_ns)
+        self._keep(entered, operation.end_ns, operation.departed_ns)
 
-    def _keep(self, entered: tuple[int, int, int, int, int], end_ns: int) -> None:
+    def _keep(
+        self, entered: tuple[int, int, int, int, int, int, int], end_ns: int, departed_ns: int
+    ) -> None:
         """Put an operation that has ended into the ring; `entered` as `enter` noted it."""
-        at = self._rings.ops_at + self._ops % self._rings.records * OP_RECORD.size
-        op, group, seq, detail, start_ns = entered
+        at = OPS_AT + self._ops % self._rings.records * OP_RECORD.size
+        op, group, seq, detail, peer, message, start_ns = entered
         self._ops += 1
         self._words[OP_TOTALS + self._phase * len(Group) + group] += end_ns - start_ns
-        OP_RECORD.pack_into(self._map, at, op, group, seq, detail, start_ns, end_ns, self._ops)
+        # Of a message that left while it was waited for, the wait has all of its time.
+        departed_ns = departed_ns if departed_ns < start_ns else 0
+        about = (op, group, peer, seq, detail, message)
+        OP_RECORD.pack_into(self._map, at, *about, start_ns, end_ns, departed_ns, self._ops)
         self._publish()
 
     def add_span(self, span: SpanRecord) -> None:
@@ -244,7 +258,7 @@ class Writer:
 
     def completed(self, record: StepRecord) -> None:
         """Note a completed step, with its figures."""
-        at = STEPS_AT + self._steps % self._rings.step_records * STEP_RECORD.size
+        at = STEPS_AT + self._steps % NUM_STEP_RECORDS * STEP_RECORD.size
         self._steps += 1
         eval_loss = float("nan") if record.eval_loss is None else record.eval_loss
         STEP_RECORD.pack_into(

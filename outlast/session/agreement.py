@@ -31,10 +31,12 @@ _END_S = 5.0
 class Unrecorded:
     """Takes what the session's own operations say: they are not the script's."""
 
-    def enter(self, op: Op, group: Group, detail: int = -1) -> int:
+    def enter(
+        self, op: Op, group: Group, detail: int = -1, peer: int = -1, message: int = -1
+    ) -> int:
         return 0
 
-    def leave(self) -> None:
+    def leave(self, departed_ns: int = 0) -> None:
         return
 
     def stands_in(self, operation: OpRecord) -> None:

@@ -69,7 +69,7 @@ class ResourcesSpec(Section):
         ge=256,
         le=MOST_BLACK_BOX_RECORDS,
         description="Operations, and as many passes and phases, that each rank keeps for traces, "
-        "heat maps and timelines: 96 bytes of the node's disk for each.",
+        "heat maps and timelines: 104 bytes of the node's disk for each.",
     )
 
 

@@ -148,7 +148,12 @@ def _shifted(rank: TracedRank, by_ns: int) -> TracedRank:
     return replace(
         rank,
         operations=tuple(
-            replace(each, start_ns=each.start_ns - by_ns, end_ns=each.end_ns - by_ns)
+            replace(
+                each,
+                start_ns=each.start_ns - by_ns,
+                end_ns=each.end_ns - by_ns,
+                departed_ns=each.departed_ns and each.departed_ns - by_ns,
+            )
             for each in rank.operations
         ),
         steps=tuple(

@@ -35,6 +35,12 @@ class TracedOperation(Span):
     detail: int
     is_over: bool = True
     """Whether it is known to have ended; else its end is the last moment that is known."""
+    departed_ns: int = 0
+    """When this rank's messages left, where that was before the start; else 0."""
+    peer: int | None = None
+    """Of a send or receive: the other one's place in the group."""
+    message: int | None = None
+    """Of a send or receive: a number that no other message to its receiver has in a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +83,8 @@ class Meeting:
     """One collective operation of one group."""
 
     group: str
-    members: tuple[int, ...]
+    first: int
+    """The group's member with the lowest rank, which no other group of its kind has."""
     sequence: int
 
 
@@ -111,6 +118,9 @@ def _traced_rank(found: ReadTimesResponse, layout: Layout, latest_ns: int) -> Tr
                 sequence=each.sequence,
                 detail=each.detail,
                 is_over=each.end_ns > 0,
+                departed_ns=each.departed_ns,
+                peer=each.peer if each.HasField("peer") else None,
+                message=each.message if each.HasField("message") else None,
             )
             for each in found.times.operations
         ),
@@ -144,14 +154,37 @@ def meeting_of(rank: TracedRank, operation: TracedOperation, layout: Layout) -> 
     """Which collective a rank's operation was its part of; None where that cannot be told."""
     if operation.name not in COLLECTIVES or rank.at is None:
         return None
-    if operation.group == "world":
-        members: tuple[int, ...] = ()
-    else:
-        try:
-            members = layout.group_of(operation.group, rank.rank)
-        except ValueError:
+    first = _first_member(operation.group, rank.rank, rank.at, layout)
+    return None if first is None else Meeting(operation.group, first, operation.sequence)
+
+
+def _first_member(group: str, rank: int, at: Coordinate, layout: Layout) -> int | None:
+    # As `Layout.group_of(group, rank)[0]`, which makes all of it: a trace has millions of them.
+    match group:
+        case "world":
+            return 0
+        case "tp":
+            return rank - at.tp
+        case "dp":
+            return rank - at.dp * layout.tp
+        case "pp" | "embedding":
+            return rank % (layout.tp * layout.dp)
+        case "ep":
+            return rank - at.dp % layout.ep * layout.tp
+        case "expert_dp":
+            return rank - (at.dp - at.dp % layout.ep) * layout.tp
+        case _:
             return None
-    return Meeting(operation.group, members, operation.sequence)
+
+
+def step_at(rank: TracedRank, at_ns: int) -> int | None:
+    """The step of the rank that a moment lies in; None between steps, and before those known."""
+    # Also in the step that is not complete yet.
+    index = bisect_right(rank.steps, at_ns, key=lambda step: step.end_ns)
+    if index < len(rank.steps):
+        step = rank.steps[index]
+        return step.step if step.start_ns <= at_ns else None
+    return rank.steps[-1].step + 1 if rank.steps else None
 
 
 def known_since_ns(rank: TracedRank) -> int | None:

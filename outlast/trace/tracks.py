@@ -8,7 +8,6 @@ passes of one micro-batch on its way through the stages, in the order in which t
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +19,7 @@ from outlast.trace.ranks import (
     last_to_begin,
     meeting_of,
     own_work,
+    step_at,
 )
 
 # Shorter gaps between operations are not own work, but what noting them takes.
@@ -213,15 +213,5 @@ def _passage(rank: TracedRank, spent: TracedSpan) -> Hashable | None:
     """A micro-batch's way through the stages that this pass is part of."""
     if not spent.is_pass or rank.at is None:
         return None
-    # Also of the step that is not complete yet.
-    index = bisect_right(rank.steps, spent.start_ns, key=lambda step: step.end_ns)
-    if index < len(rank.steps):
-        if spent.start_ns < rank.steps[index].start_ns:
-            # Of a step that is not known any more.
-            return None
-        step = rank.steps[index].step
-    elif rank.steps:
-        step = rank.steps[-1].step + 1
-    else:
-        return None
-    return ("passes", step, rank.at.dp, rank.at.tp, spent.micro_batch)
+    step = step_at(rank, spent.start_ns)
+    return None if step is None else ("passes", step, rank.at.dp, rank.at.tp, spent.micro_batch)

@@ -376,6 +376,7 @@ class Operation(google.protobuf.message.Message):
     SEQUENCE_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
     IS_INSIDE_FIELD_NUMBER: builtins.int
+    PEER_FIELD_NUMBER: builtins.int
     op: builtins.str
     """The words of `outlast.blackbox.records.Op` and `Group`, in lower case."""
     group: builtins.str
@@ -385,6 +386,8 @@ class Operation(google.protobuf.message.Message):
     """The micro-batch of a send or receive, the root's place in the group of a broadcast; else -1."""
     is_inside: builtins.bool
     """Whether the rank is still inside."""
+    peer: builtins.int
+    """Of a send or receive: the other one's place in the group; absent where that is not known."""
     def __init__(
         self,
         *,
@@ -393,8 +396,11 @@ class Operation(google.protobuf.message.Message):
         sequence: builtins.int = ...,
         detail: builtins.int = ...,
         is_inside: builtins.bool = ...,
+        peer: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["detail", b"detail", "group", b"group", "is_inside", b"is_inside", "op", b"op", "sequence", b"sequence"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_peer", b"_peer", "peer", b"peer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_peer", b"_peer", "detail", b"detail", "group", b"group", "is_inside", b"is_inside", "op", b"op", "peer", b"peer", "sequence", b"sequence"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_peer", b"_peer"]) -> typing.Literal["peer"] | None: ...
 
 global___Operation = Operation
 

@@ -317,6 +317,9 @@ class TimedOperation(google.protobuf.message.Message):
     DETAIL_FIELD_NUMBER: builtins.int
     START_NS_FIELD_NUMBER: builtins.int
     END_NS_FIELD_NUMBER: builtins.int
+    DEPARTED_NS_FIELD_NUMBER: builtins.int
+    PEER_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
     op: builtins.str
     group: builtins.str
     sequence: builtins.int
@@ -326,6 +329,15 @@ class TimedOperation(google.protobuf.message.Message):
     start_ns: builtins.int
     end_ns: builtins.int
     """0: the rank is still inside, or ended there."""
+    departed_ns: builtins.int
+    """When this rank's messages left, where that was before it began to wait: until then they were
+    under way while it did something else.
+    """
+    peer: builtins.int
+    """Of a send or receive: the other one's place in the group, and a number that its message shares
+    with no other that the receiver gets in a step; absent where that is not known.
+    """
+    message: builtins.int
     def __init__(
         self,
         *,
@@ -335,8 +347,16 @@ class TimedOperation(google.protobuf.message.Message):
         detail: builtins.int = ...,
         start_ns: builtins.int = ...,
         end_ns: builtins.int = ...,
+        departed_ns: builtins.int = ...,
+        peer: builtins.int | None = ...,
+        message: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["detail", b"detail", "end_ns", b"end_ns", "group", b"group", "op", b"op", "sequence", b"sequence", "start_ns", b"start_ns"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_message", b"_message", "_peer", b"_peer", "message", b"message", "peer", b"peer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_message", b"_message", "_peer", b"_peer", "departed_ns", b"departed_ns", "detail", b"detail", "end_ns", b"end_ns", "group", b"group", "message", b"message", "op", b"op", "peer", b"peer", "sequence", b"sequence", "start_ns", b"start_ns"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_message", b"_message"]) -> typing.Literal["message"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_peer", b"_peer"]) -> typing.Literal["peer"] | None: ...
 
 global___TimedOperation = TimedOperation
 
@@ -519,6 +539,7 @@ class WaitingOperation(google.protobuf.message.Message):
     DETAIL_FIELD_NUMBER: builtins.int
     IS_INSIDE_FIELD_NUMBER: builtins.int
     AGE_S_FIELD_NUMBER: builtins.int
+    PEER_FIELD_NUMBER: builtins.int
     op: builtins.str
     group: builtins.str
     sequence: builtins.int
@@ -529,6 +550,8 @@ class WaitingOperation(google.protobuf.message.Message):
     """Whether the rank is still inside."""
     age_s: builtins.float
     """Since it was left, or else entered."""
+    peer: builtins.int
+    """The other rank of a send or receive; absent where that is not known."""
     def __init__(
         self,
         *,
@@ -538,7 +561,10 @@ class WaitingOperation(google.protobuf.message.Message):
         detail: builtins.int = ...,
         is_inside: builtins.bool = ...,
         age_s: builtins.float = ...,
+        peer: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["age_s", b"age_s", "detail", b"detail", "group", b"group", "is_inside", b"is_inside", "op", b"op", "sequence", b"sequence"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_peer", b"_peer", "peer", b"peer"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_peer", b"_peer", "age_s", b"age_s", "detail", b"detail", "group", b"group", "is_inside", b"is_inside", "op", b"op", "peer", b"peer", "sequence", b"sequence"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_peer", b"_peer"]) -> typing.Literal["peer"] | None: ...
 
 global___WaitingOperation = WaitingOperation

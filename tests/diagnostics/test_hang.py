@@ -21,6 +21,7 @@ from diagnostics.core.describe_ranks import where_all_stand
 from diagnostics.core.hang import HangKind, analyse
 from diagnostics.core.rank_facts import Groups, RankFacts, facts_of
 from outlast.blackbox import Group, Op, Phase, Present, Reader, Writer
+from outlast.blackbox.records import Operation
 from outlast.layout import Layout
 from outlast.v1 import agents_pb2
 from tests.diagnostics.spoken import facts_from_words
@@ -454,6 +455,23 @@ def test_an_operation_on_the_wire_is_that_of_the_black_box(tmp_path: Path, leave
         members=Groups(CUBE).of(3),
         since_s=now.op_entered_ns / 1e9,
     )
+
+
+def test_the_other_end_of_a_receive_says_which_neighbour_is_waited_for() -> None:
+    """Stage 1 waits for stage 0 and stage 2 for stage 1; both neighbours would be a circle."""
+    layout = Layout(pp=3)
+
+    def stage(rank: int, op: Op, peer: int, *, is_inside: bool) -> RankFacts:
+        last = Operation(op=op, group=Group.PP, seq=rank + 1, peer=peer, is_inside=is_inside)
+        return facts_of(rank, Phase.FORWARD_BACKWARD, last, Groups(layout))
+
+    stages = [
+        stage(0, Op.SEND, 1, is_inside=False),
+        stage(1, Op.RECV, 0, is_inside=True),
+        stage(2, Op.RECV, 1, is_inside=True),
+    ]
+    assert [each.peer for each in stages] == [1, 0, 1]
+    assert analyse(stages, layout=layout).culprits == (0,)
 
 
 @pytest.mark.parametrize(("op", "group"), [("juggle", "tp"), ("send", "moon"), ("", "tp")])

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.layout import Layout
-from outlast.trace.ranks import OWN_WORK, Span, TracedSpan, named_work, own_work
+from outlast.trace.ranks import (
+    OWN_WORK,
+    Span,
+    TracedOperation,
+    TracedRank,
+    TracedSpan,
+    named_work,
+    own_work,
+)
 from outlast.trace.timeline import Bar, known_steps, timeline
 from tests.trace.test_trace import LAYOUT, MS, a_pass, a_phase, operation, rank_of, step
 
@@ -62,6 +71,92 @@ def test_for_a_send_nobody_is_named() -> None:
     )
     (sent,) = (bar for bar in timeline([rank], layout, 1).tracks[0].bars if bar.group)
     assert (sent.name, sent.last, sent.waited_s) == ("send", None, 0)
+
+
+PIPELINE = Layout(pp=2)
+
+
+def a_message(
+    name: str, start_ms: float, end_ms: float, *, number: int, departed_ms: float = 0
+) -> TracedOperation:
+    """One end of a message: a send of stage 0, or the receive of stage 1."""
+    found = operation(start_ms, end_ms, name=name, group="pp", sequence=number)
+    peer = 1 if name == "send" else 0
+    departed_ns = round(departed_ms * MS)
+    return replace(found, peer=peer, message=number, departed_ns=departed_ns)
+
+
+def a_stage(number: int, operations: tuple[TracedOperation, ...], *passes: TracedSpan) -> Any:
+    steps = (step(1, 0, 40),)
+    return replace(rank_of(number, operations, steps, layout=PIPELINE), spans=passes, known_ns=0)
+
+
+def a_pipeline() -> list[TracedRank]:
+    """Two stages and two forward passes. The first message leaves at 4 ms and takes 2, the second
+    leaves at 8 and is there before it is waited for; both stages then meet at the end."""
+    first = (
+        a_message("send", 20, 21, number=0, departed_ms=4),
+        a_message("send", 21, 22, number=2, departed_ms=8),
+        operation(30, 31, group="world", sequence=5),
+    )
+    second = (
+        a_message("recv", 1, 6, number=0),
+        a_message("recv", 14, 15, number=2),
+        operation(10, 31, group="world", sequence=5),
+    )
+    return [
+        a_stage(0, first, a_pass("forward", 0, 4), a_pass("backward", 22, 26)),
+        a_stage(1, second, a_pass("forward", 0, 10)),
+    ]
+
+
+def test_a_receive_waits_for_its_sender_and_then_for_the_transfer() -> None:
+    (_, track) = timeline(a_pipeline(), PIPELINE, 1).tracks
+    first, second = (bar for bar in track.bars if bar.name == "recv")
+    assert (first.peer, first.last, first.message) == (0, 0, 0)
+    # From 1 ms on it waited; the message left at 4 and was there at 6.
+    assert (first.waited_s, first.bubble_s) == (pytest.approx(0.003), pytest.approx(0.003))
+    assert (first.departed_s, first.hidden_s) == (None, 0)
+    # The other one was under way while the stage computed.
+    assert (second.waited_s, second.bubble_s) == (0, 0)
+    assert (second.departed_s, second.hidden_s) == (pytest.approx(0.008), pytest.approx(0.006))
+
+
+def test_a_send_is_hidden_until_its_receiver_has_it() -> None:
+    (track, _) = timeline(a_pipeline(), PIPELINE, 1).tracks
+    first, second = (bar for bar in track.bars if bar.name == "send")
+    assert (first.peer, first.last, first.waited_s, first.bubble_s) == (1, None, 0, 0)
+    # It is waited for long after it has arrived.
+    assert (first.departed_s, first.hidden_s) == (pytest.approx(0.004), pytest.approx(0.002))
+    assert (second.departed_s, second.hidden_s) == (pytest.approx(0.008), pytest.approx(0.007))
+
+
+def test_bubble_exposed_and_hidden_communication_are_summed_up() -> None:
+    first, second = timeline(a_pipeline(), PIPELINE, 1).tracks
+    assert first.step_s == second.step_s == pytest.approx(0.04)
+    # Two sends and its own part of what both meet in.
+    assert (first.bubble_s, first.exposed_s) == (0, pytest.approx(0.003))
+    # From 4 to 6 and from 8 to 15 ms.
+    assert first.hidden_s == pytest.approx(0.009)
+    # 1 to 4 ms for the first message, and 10 to 26 for the other stage's last pass.
+    assert second.bubble_s == pytest.approx(0.019)
+    # 1 to 6 and 10 to 31 ms it stood still, and the receive lies within that.
+    assert second.exposed_s == pytest.approx(0.026 - 0.019)
+    # What left at 8 ms was hidden until it stood still anyway.
+    assert second.hidden_s == pytest.approx(0.002)
+
+
+def test_a_wait_for_a_rank_of_the_same_stage_is_no_bubble() -> None:
+    first, second = timeline(RANKS, LAYOUT, 2).tracks
+    assert (first.bubble_s, second.bubble_s) == (0, 0)
+    assert first.exposed_s == pytest.approx(0.007)
+
+
+def test_a_receive_whose_sender_is_not_known_is_all_bubble() -> None:
+    (track,) = timeline(a_pipeline()[1:], PIPELINE, 1).tracks
+    first, second = (bar for bar in track.bars if bar.name == "recv")
+    assert (first.peer, first.last, first.bubble_s) == (0, None, pytest.approx(0.005))
+    assert second.bubble_s == pytest.approx(0.001)
 
 
 def test_only_whole_steps_are_known() -> None:

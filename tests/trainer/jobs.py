@@ -46,11 +46,13 @@ class Silent:
     def __init__(self) -> None:
         self.entered: list[tuple[Op, Group, int]] = []
 
-    def enter(self, op: Op, group: Group, detail: int = -1) -> int:
+    def enter(
+        self, op: Op, group: Group, detail: int = -1, peer: int = -1, message: int = -1
+    ) -> int:
         self.entered.append((op, group, detail))
         return len(self.entered)
 
-    def leave(self) -> None:
+    def leave(self, departed_ns: int = 0) -> None:
         pass
 
     def stands_in(self, operation: OpRecord) -> None:

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bench.trainer.bubble import Wait
-from outlast.blackbox import Op
+from outlast.blackbox import Group, Op, OpRecord, Reader, Writer
 from outlast.layout import Layout
 from tests.trainer.jobs import mesh_of
 from tests.trainer.ranks import RankContext
 from trainer.core import schedule as schedules
 from trainer.core.schedule import Schedule
-from trainer.parallel.comm import FIRST_FREE_TAG, Comm, Pending
+from trainer.parallel.comm import FIRST_FREE_TAG, NOTHING_KNOWN, Comm, Pending, Waited
 from trainer.parallel.mailbox import Mailbox
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.pipeline import MicroBatch, PipelineEngine
@@ -143,10 +144,10 @@ class Overtaking(Comm):
     def post_recv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         return self._inner.post_recv(tensor, peer, tag if self._tags else FIRST_FREE_TAG)
 
-    def wait(self, works: Sequence[Pending], op: Op, micro_batch: int = -1) -> None:
+    def wait(self, works: Sequence[Pending], op: Op, waited: Waited = NOTHING_KNOWN) -> None:
         # A rank that waits has nothing left that could overtake.
         self._release()
-        self._inner.wait(works, op, micro_batch)
+        self._inner.wait(works, op, waited)
 
     def _release(self) -> None:
         if self._held is not None:
@@ -190,8 +191,8 @@ class Reluctant(Comm):
         self.largest = max(self.largest, self._posted[peer])
         return work
 
-    def wait(self, works: Sequence[Pending], op: Op, micro_batch: int = -1) -> None:
-        self._inner.wait(works, op, micro_batch)
+    def wait(self, works: Sequence[Pending], op: Op, waited: Waited = NOTHING_KNOWN) -> None:
+        self._inner.wait(works, op, waited)
         if op is Op.RECV:
             for work in works:
                 self._posted[self._senders.pop(id(work))] -= 1
@@ -209,6 +210,16 @@ def run_reluctantly(
     return engine.run(found, 1.0).item() + engine.run(found, 1.0).item(), comm.largest
 
 
+def messages_noted(context: RankContext, folder: Path, schedule: Schedule) -> list[OpRecord]:
+    """What the black box has of the sends and receives of a step."""
+    path = folder / str(context.rank)
+    recorder = Writer(path, rank=context.rank, world_size=schedule.num_stages, attempt=1)
+    mesh = mesh_of(context, Layout(pp=schedule.num_stages), tied=False, recorder=recorder)
+    engine = PipelineEngine(stand_ins(mesh, schedule.num_chunks), mesh, schedule, boundary=SHAPE)
+    engine.run(batches(schedule.num_micro_batches), 1.0)
+    return [each for each in Reader(path).ops() if each.group is Group.PP]
+
+
 class _Counting(Comm):
     """Counts the numbers that it sends."""
 
@@ -224,8 +235,8 @@ class _Counting(Comm):
     def post_recv(self, tensor: Tensor, peer: int, tag: int) -> Pending:
         return self._inner.post_recv(tensor, peer, tag)
 
-    def wait(self, works: Sequence[Pending], op: Op, micro_batch: int = -1) -> None:
-        self._inner.wait(works, op, micro_batch)
+    def wait(self, works: Sequence[Pending], op: Op, waited: Waited = NOTHING_KNOWN) -> None:
+        self._inner.wait(works, op, waited)
 
 
 def numbers_sent(context: RankContext, replicated: bool) -> tuple[float, int]:

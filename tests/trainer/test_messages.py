@@ -25,7 +25,7 @@ from trainer.core.schedule.messages import (
     outgoing,
 )
 from trainer.core.schedule.replay import Replay
-from trainer.parallel.comm import Comm, Pending
+from trainer.parallel.comm import NOTHING_KNOWN, Comm, Pending, Waited
 from trainer.parallel.mailbox import Mailbox
 from trainer.parallel.mesh import Mesh
 
@@ -167,7 +167,7 @@ class _OrderedComm(Comm):
         self._network.posted[self._name, peer, self.index].append((tag, tensor))
         return _Awaited(self._network, tensor)
 
-    def wait(self, works: Sequence[Pending], op: Op, detail: int = -1) -> None:
+    def wait(self, works: Sequence[Pending], op: Op, waited: Waited = NOTHING_KNOWN) -> None:
         for work in works:
             work.wait()
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outlast.blackbox import Op
 from outlast.layout import Layout
 from tests.trainer.jobs_pipeline import (
     FACTOR,
     SHAPE,
     batches,
     connect,
+    messages_noted,
     numbers_sent,
     overtaken,
     run_reluctantly,
@@ -62,6 +65,28 @@ def test_hooks_surround_every_use_of_a_chunk_in_the_order_of_the_schedule(
         assert result["calls"] == expected
         assert result["begun"] == [[(7, number) for number in range(5)]] * 2
         assert result["training"] == [True, True]
+
+
+def test_each_message_is_noted_by_both_of_its_ends(ranks: RankPool, tmp_path: Path) -> None:
+    schedule = build("interleaved", 3, 4, num_chunks=2)
+    found = ranks.run_once(messages_noted, 3, tmp_path, schedule)
+    sent = [
+        (stage, each.peer, each.message, each.detail)
+        for stage, noted in enumerate(found)
+        for each in noted
+        if each.op is Op.SEND
+    ]
+    received = [
+        (each.peer, stage, each.message, each.detail)
+        for stage, noted in enumerate(found)
+        for each in noted
+        if each.op is Op.RECV
+    ]
+    assert len(set(sent)) == len(sent) > 0
+    assert sorted(sent) == sorted(received)
+    for each in (each for noted in found for each in noted):
+        # A receive does not know when its message left.
+        assert (0 < each.departed_ns <= each.start_ns) == (each.op is Op.SEND)
 
 
 def test_a_chunk_hears_the_number_of_its_micro_batch_in_the_global_batch(

@@ -16,7 +16,7 @@ import torch
 
 from outlast.blackbox import Group, Op, Reader, Writer
 from trainer.parallel import timeline
-from trainer.parallel.comm import BackendComm
+from trainer.parallel.comm import BackendComm, Waited
 from trainer.parallel.timeline import DeviceSilentError, DeviceTimeline, timed
 from trainer.worker.meter import PeakMemory, StepMeter
 
@@ -158,9 +158,9 @@ def test_passes_and_waits_have_the_devices_times(
     meter.begin(writer.add_span)
     for before, wait, after in ((10.0, 3.0, 5.0), (20.0, 1.0, 0.0)):
         meter.before_forward(0, 0)
-        comm.departed()
+        departure = comm.departed()
         device.give(before)
-        comm.wait([_Given(device, wait)], Op.ALL_GATHER, 7)
+        comm.wait([_Given(device, wait)], Op.ALL_GATHER, Waited(detail=7, departure=departure))
         comm.landed()
         device.give(after)
         meter.after_forward(0, 0)
@@ -176,6 +176,7 @@ def test_passes_and_waits_have_the_devices_times(
     ]
     spans = [(op.start_ns - WALL_NS, op.end_ns - WALL_NS) for op in reader.ops()]
     assert spans == [(10_000_000, 13_000_000), (38_000_000, 39_000_000)]
+    assert [op.departed_ns - WALL_NS for op in reader.ops()] == [0, 18_000_000]
     passes = [(p.start_ns - WALL_NS, p.end_ns - WALL_NS, p.waited_ns) for p in reader.spans()]
     assert passes == [(0, 18_000_000, 3_000_000), (18_000_000, 39_000_000, 1_000_000)]
 

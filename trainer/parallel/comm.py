@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -42,17 +42,38 @@ class PeerLostError(RetryableError):
 class Recorder(Protocol):
     """The part of the black box that `Comm` writes."""
 
-    def enter(self, op: Op, group: Group, detail: int = -1) -> int:
-        """An operation starts. `detail` is the root of a broadcast, the micro-batch of a send or
-        receive, and -1 of all else."""
+    def enter(
+        self, op: Op, group: Group, detail: int = -1, peer: int = -1, message: int = -1
+    ) -> int:
+        """An operation starts; the numbers are as in `OpRecord`."""
 
-    def leave(self) -> None: ...
+    def leave(self, departed_ns: int = 0) -> None: ...
 
     def stands_in(self, operation: OpRecord) -> None:
         """A device has come to an operation that was entered before."""
 
     def ended(self, operation: OpRecord) -> None:
         """A device has left an operation, which takes the place of `leave`."""
+
+
+@dataclass(slots=True)
+class Departure:
+    """When something left that is waited for later; 0 until that is known."""
+
+    at_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waited:
+    """What is waited for, as `OpRecord` says it of the operation."""
+
+    detail: int = -1
+    peer: int = -1
+    message: int = -1
+    departure: Departure = field(default_factory=Departure)
+
+
+NOTHING_KNOWN = Waited()
 
 
 class Pending(Protocol):
@@ -183,11 +204,12 @@ class Comm:
         """Start to receive from the member at index `peer`."""
         raise ValueError(f"group {self.group.name} has no member to receive from")
 
-    def wait(self, works: Sequence[Pending], op: Op, detail: int = -1) -> None:
+    def wait(self, works: Sequence[Pending], op: Op, waited: Waited = NOTHING_KNOWN) -> None:
         """Wait for messages under way."""
 
-    def departed(self) -> None:
+    def departed(self) -> Departure:
         """Note that an operation is under way from now on."""
+        return Departure()
 
     def landed(self) -> None:
         """Note that an operation under way has ended."""
@@ -199,7 +221,7 @@ class _Wait:
 
     op: Op
     seq: int
-    detail: int
+    waited: Waited
     since_ns: int = 0
 
 
@@ -248,25 +270,28 @@ class BackendComm(Comm):
             raise self._lost("recv", error) from error
         return work
 
-    def wait(self, works: Sequence[Pending], op: Op, detail: int = -1) -> None:
-        with self.waiting(op, detail):
+    def wait(self, works: Sequence[Pending], op: Op, waited: Waited = NOTHING_KNOWN) -> None:
+        with self.waiting(op, waited):
             for work in works:
                 work.wait()
 
-    def departed(self) -> None:
-        self._timeline.stamp(self._depart)
+    def departed(self) -> Departure:
+        departure = Departure()
+        self._timeline.stamp(partial(self._depart, departure))
+        return departure
 
     def landed(self) -> None:
         self._timeline.stamp(self._land)
 
     @contextmanager
-    def waiting(self, op: Op, detail: int = -1) -> Iterator[None]:
-        """Around whatever can wait for another rank; `detail` is as in `Recorder.enter`.
+    def waiting(self, op: Op, waited: Waited = NOTHING_KNOWN) -> Iterator[None]:
+        """Around whatever can wait for another rank.
 
         Raises:
             PeerLostError: what is inside failed.
         """
-        wait = _Wait(op, self._recorder.enter(op, self.group, detail), detail)
+        about = (waited.detail, waited.peer, waited.message)
+        wait = _Wait(op, self._recorder.enter(op, self.group, *about), waited)
         self._timeline.stamp(partial(self._begin_wait, wait))
         try:
             yield
@@ -275,7 +300,11 @@ class BackendComm(Comm):
             raise self._lost(f"{op.name.lower()} #{wait.seq}", error) from error
         self._timeline.stamp(partial(self._end_wait, wait))
 
-    def _depart(self, now_ns: int) -> None:
+    def _depart(self, departure: Departure, now_ns: int) -> None:
+        departure.at_ns = now_ns
+        self._fly(now_ns)
+
+    def _fly(self, now_ns: int) -> None:
         if self._num_in_flight == 0:
             self._in_flight_since_ns = now_ns
         self._num_in_flight += 1
@@ -287,7 +316,7 @@ class BackendComm(Comm):
 
     def _begin_wait(self, wait: _Wait, now_ns: int) -> None:
         wait.since_ns = now_ns
-        self._depart(now_ns)
+        self._fly(now_ns)
         # While the host gives work, the box says what it gives: that may block too.
         if self._timeline.is_waited_for:
             self._recorder.stands_in(self._record(wait, 0))
@@ -298,16 +327,19 @@ class BackendComm(Comm):
         if self._timeline.is_async:
             self._recorder.ended(self._record(wait, now_ns))
         else:
-            self._recorder.leave()
+            self._recorder.leave(wait.waited.departure.at_ns)
 
     def _record(self, wait: _Wait, end_ns: int) -> OpRecord:
         return OpRecord(
             op=wait.op,
             group=self.group,
             seq=wait.seq,
-            detail=wait.detail,
+            detail=wait.waited.detail,
             start_ns=wait.since_ns,
             end_ns=end_ns,
+            departed_ns=wait.waited.departure.at_ns,
+            peer=wait.waited.peer,
+            message=wait.waited.message,
         )
 
     def _lost(self, what: str, error: Exception) -> PeerLostError:

@@ -23,9 +23,11 @@ from torch import Tensor
 from outlast.blackbox import Op
 from trainer.parallel.comm import (
     BackendComm,
+    Departure,
     Exchange,
     Pending,
     PendingReduce,
+    Waited,
     check_parts,
     is_same_memory,
     sum_in_order,
@@ -72,7 +74,7 @@ class GlooComm(BackendComm):
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         tag = self.next_tag()
-        with self.waiting(Op.BROADCAST, root):
+        with self.waiting(Op.BROADCAST, Waited(detail=root)):
             if self.index == root:
                 works = [self.post_send(tensor, peer, tag) for peer in self.peers]
             else:
@@ -122,16 +124,17 @@ class _Exchange:
         self._op = op
         self._tag = comm.next_tag()
         self._works = [comm.post_recv(incoming[peer], peer, self._tag) for peer in comm.peers]
+        self.departure = Departure()
 
     def send(self, outgoing: Sequence[Tensor]) -> None:
-        self._comm.departed()
+        self.departure = self._comm.departed()
         # The works keep their tensors alive.
         self._works += [
             self._comm.post_send(outgoing[peer], peer, self._tag) for peer in self._comm.peers
         ]
 
     def wait(self) -> None:
-        with self._comm.waiting(self._op):
+        with self._comm.waiting(self._op, Waited(departure=self.departure)):
             self.complete()
 
     def complete(self) -> None:
@@ -160,8 +163,12 @@ class _ReduceScatter:
         self._exchange.send(list(wire))
         self._parts = [*received[: comm.index], own[comm.index], *received[comm.index + 1 :]]
 
+    @property
+    def departure(self) -> Departure:
+        return self._exchange.departure
+
     def wait(self) -> None:
-        with self._comm.waiting(Op.REDUCE_SCATTER):
+        with self._comm.waiting(Op.REDUCE_SCATTER, Waited(departure=self.departure)):
             self._exchange.complete()
         sum_in_order(self._parts, self._out)
 
@@ -182,20 +189,24 @@ class _AllReduce:
         self._scatter: _ReduceScatter | None = None
         self._gather: _Exchange | None = None
         self._whole: _ToAll | _ByTheFirst | None = None
+        # Of the part of it that left first and is still under way.
+        self._departure = Departure()
         self._rest = flat
         # No view that is not needed: a forked process pays for each kind of operation once.
         if num_scattered:
             self._scattered, self._rest = flat[:num_scattered], flat[num_scattered:]
             self._part = self._scattered.view(comm.size, -1)[comm.index]
             self._scatter = _ReduceScatter(comm, self._scattered, self._part)
+            self._departure = self._scatter.departure
         if self._rest.numel():
             is_few_bytes = self._rest.nbytes <= _SMALL_BYTES
             kind = _ByTheFirst if is_few_bytes and comm.size >= _MANY_MEMBERS else _ToAll
             self._whole = kind(comm, self._rest)
+            self._departure = self._departure if num_scattered else self._whole.departure
 
     def advance(self) -> None:
         if self._scatter is not None:
-            with self._comm.waiting(Op.ALL_REDUCE):
+            with self._comm.waiting(Op.ALL_REDUCE, Waited(departure=self._departure)):
                 self._advance(self._scatter)
 
     def _advance(self, scatter: _ReduceScatter) -> None:
@@ -203,9 +214,10 @@ class _AllReduce:
         self._scatter = None
         rows = self._scattered.view(self._comm.size, -1)
         self._gather = self._comm.gather_rows(self._part, rows, Op.ALL_REDUCE)
+        self._departure = self._gather.departure
 
     def wait(self) -> None:
-        with self._comm.waiting(Op.ALL_REDUCE):
+        with self._comm.waiting(Op.ALL_REDUCE, Waited(departure=self._departure)):
             self.complete()
 
     def complete(self) -> None:
@@ -228,6 +240,10 @@ class _ToAll:
         self._exchange = _Exchange(comm, self._parts, Op.ALL_REDUCE)
         self._exchange.send([flat] * comm.size)
 
+    @property
+    def departure(self) -> Departure:
+        return self._exchange.departure
+
     def complete(self) -> None:
         self._exchange.complete()
         sum_in_order(self._parts, self._flat)
@@ -246,7 +262,7 @@ class _ByTheFirst:
         else:
             # The sum comes once this has been taken: it may take its place.
             self._works = [comm.post_recv(flat, 0, self._tag), comm.post_send(flat, 0, self._tag)]
-        comm.departed()
+        self.departure = comm.departed()
 
     def complete(self) -> None:
         for work in self._works:

@@ -21,7 +21,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from checkpoint.restore.peers import Alone, Peers, Pending
 from checkpoint.stage.hostcopy import host_bytes
 from outlast.blackbox import Group, Op
-from trainer.parallel.comm import BackendComm, PeerLostError, Recorder
+from trainer.parallel.comm import BackendComm, PeerLostError, Recorder, Waited
 from trainer.parallel.gloo_network import lazy_gloo
 from trainer.parallel.timeline import HostTimeline
 
@@ -93,7 +93,7 @@ class _HostGroup(BackendComm):
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         if length:
-            with self.waiting(Op.BROADCAST, options.rootRank):
+            with self.waiting(Op.BROADCAST, Waited(detail=options.rootRank)):
                 self._backend.broadcast([content], options).wait()
         return bytes(host_bytes(content))
 
@@ -121,7 +121,7 @@ class _Message:
 
     def wait(self) -> None:
         try:
-            self._comm.wait([self._work], self._op)
+            self._comm.wait([self._work], self._op, Waited(peer=self._peer))
         except PeerLostError as error:
             raise PeerLostError(f"restore waited for rank {self._peer}: {error}") from error
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from outlast.blackbox import Op
 from trainer.core.schedule import Schedule
 from trainer.core.schedule.messages import Channel, Message, arrivals, links, num_buffers
-from trainer.parallel.comm import FIRST_FREE_TAG, Comm, Pending
+from trainer.parallel.comm import FIRST_FREE_TAG, Comm, Departure, Pending, Waited
 from trainer.parallel.mesh import Mesh
 
 
@@ -36,6 +36,16 @@ class _Received:
 
     work: Pending | None
     buffer: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sent:
+    """A message under way; its tensor is kept until it has arrived."""
+
+    message: Message
+    work: Pending
+    tensor: Tensor
+    departure: Departure
 
 
 class Mail(Protocol):
@@ -102,7 +112,7 @@ class Mailbox:
         # Of each sender, receives that are posted and not yet waited for.
         self._num_posted: dict[int, int] = {}
         self._received: dict[Message, _Received] = {}
-        self._sends: dict[tuple[int, Channel], deque[tuple[Message, Pending, Tensor]]] = {}
+        self._sends: dict[tuple[int, Channel], deque[_Sent]] = {}
 
     def connect(self) -> None:
         """Exchange one number over every link of this stage.
@@ -137,9 +147,10 @@ class Mailbox:
             self._post_next(message.sender)
         received = self._received[message]
         assert received.work is not None, "a message is taken once"
-        self._comm(message.sender, message.receiver).wait(
-            [received.work], Op.RECV, message.micro_batch
+        waited = Waited(
+            detail=message.micro_batch, peer=message.sender, message=self._number(message)
         )
+        self._comm(message.sender, message.receiver).wait([received.work], Op.RECV, waited)
         received.work = None
         self._num_posted[message.sender] -= 1
         self._post(message.sender)
@@ -155,17 +166,18 @@ class Mailbox:
         channel = (message.receiver, message.channel)
         under_way = self._sends.setdefault(channel, deque())
         if len(under_way) == self._capacity[channel]:
-            self._wait_for_send(*under_way.popleft())
+            self._wait_for_send(under_way.popleft())
         comm = self._comm(message.sender, message.receiver)
-        comm.departed()
+        departure = comm.departed()
         work = comm.post_send(tensor, message.receiver, self._tag(message))
-        under_way.append((message, work, tensor))
+        sent = _Sent(message=message, work=work, tensor=tensor, departure=departure)
+        under_way.append(sent)
 
     def close(self) -> None:
         """End a step: every send has ended, every message was used."""
         for under_way in self._sends.values():
-            for message, work, tensor in under_way:
-                self._wait_for_send(message, work, tensor)
+            for sent in under_way:
+                self._wait_for_send(sent)
         self._sends = {}
         assert not self._received, f"messages were not used: {list(self._received)}"
 
@@ -187,9 +199,16 @@ class Mailbox:
         self._received[message] = _Received(work, buffer)
         self._num_posted[sender] += 1
 
-    def _wait_for_send(self, message: Message, work: Pending, _: Tensor) -> None:
+    def _wait_for_send(self, sent: _Sent) -> None:
+        message = sent.message
         comm = self._comm(message.sender, message.receiver)
-        comm.wait([work], Op.SEND, message.micro_batch)
+        waited = Waited(
+            detail=message.micro_batch,
+            peer=message.receiver,
+            message=self._number(message),
+            departure=sent.departure,
+        )
+        comm.wait([sent.work], Op.SEND, waited)
         comm.landed()
 
     def _comm(self, sender: int, receiver: int) -> Comm:
@@ -198,4 +217,7 @@ class Mailbox:
         return self._mesh.pp if sender < receiver else self._mesh.pp_back
 
     def _tag(self, message: Message) -> int:
-        return FIRST_FREE_TAG + message.number(self._num_micro_batches)
+        return FIRST_FREE_TAG + self._number(message)
+
+    def _number(self, message: Message) -> int:
+        return message.number(self._num_micro_batches)

@@ -20,9 +20,11 @@ from torch import distributed as dist
 from outlast.blackbox import Op
 from trainer.parallel.comm import (
     BackendComm,
+    Departure,
     Exchange,
     Pending,
     PendingReduce,
+    Waited,
     check_parts,
     sum_in_order,
 )
@@ -60,7 +62,7 @@ class NcclComm(BackendComm):
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         options = dist.BroadcastOptions()
         options.rootRank = root
-        with self.waiting(Op.BROADCAST, root):
+        with self.waiting(Op.BROADCAST, Waited(detail=root)):
             self._backend.broadcast([tensor], options).wait()
         self.bytes_sent += tensor.nbytes if self.index == root else 0
         return tensor
@@ -98,8 +100,7 @@ class NcclComm(BackendComm):
 
     def _under_way(self, work: Pending, op: Op, num_bytes: int) -> _Work:
         self.bytes_sent += num_bytes
-        self.departed()
-        return _Work(self, work, op)
+        return _Work(self, work, Waited(departure=self.departed()), op)
 
     def _others_share(self, tensor: Tensor) -> int:
         return tensor.nbytes * (self.size - 1) // self.size
@@ -108,16 +109,17 @@ class NcclComm(BackendComm):
 class _Work:
     """A native operation under way."""
 
-    def __init__(self, comm: NcclComm, work: Pending, op: Op) -> None:
+    def __init__(self, comm: NcclComm, work: Pending, waited: Waited, op: Op) -> None:
         self._comm = comm
         self._work = work
+        self._waited = waited
         self._op = op
 
     def advance(self) -> None:
         """The device goes from one half to the next by itself."""
 
     def wait(self) -> None:
-        self._comm.wait([self._work], self._op)
+        self._comm.wait([self._work], self._op, self._waited)
         self._comm.landed()
 
 
@@ -134,15 +136,16 @@ class _Exchange:
         self._work: Pending | None = None
         # The tensors must live until the device has sent them.
         self._outgoing: Sequence[Tensor] = ()
+        self._departure = Departure()
 
     def send(self, outgoing: Sequence[Tensor]) -> None:
         self._outgoing = outgoing
-        self._comm.departed()
+        self._departure = self._comm.departed()
         self._work = self._comm.exchange_now(self._incoming, outgoing)
 
     def wait(self) -> None:
         assert self._work is not None, "an exchange is waited for after its send"
-        self._comm.wait([self._work], self._op)
+        self._comm.wait([self._work], self._op, Waited(departure=self._departure))
         self._comm.landed()
 
 

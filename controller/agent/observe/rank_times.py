@@ -93,6 +93,9 @@ def _message(
                 detail=each.detail,
                 start_ns=each.start_ns,
                 end_ns=each.end_ns,
+                departed_ns=each.departed_ns,
+                peer=each.peer if each.peer >= 0 else None,
+                message=each.message if each.message >= 0 else None,
             )
             for each in operations
         ],
@@ -134,6 +137,7 @@ def _operations(reader: Reader) -> list[OpRecord]:
         detail=now.detail,
         start_ns=now.op_entered_ns,
         end_ns=0,
+        peer=now.peer,
     )
     return [*ended, under_way]
 

@@ -141,6 +141,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "sequence": _STEP,
         "detail": Number(-1, 2**31 - 1, instead=-1),
         "is_inside": Flag(),
+        "peer": Number(-1, MAX_WORLD, instead=-1),
     },
     "RankSummary": {
         "job_id": _JOB_ID,

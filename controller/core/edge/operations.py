@@ -21,4 +21,5 @@ def operation_of(message: agents_pb2.RankSummary | agents_pb2.WorkerExit) -> Ope
         seq=last.sequence,
         detail=last.detail,
         is_inside=last.is_inside,
+        peer=last.peer if last.HasField("peer") else -1,
     )
