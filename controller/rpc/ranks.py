@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from controller.core.edge.edge import Edge
-from controller.core.records import JobRecord
+from controller.core.records import Evidence, IncidentRecord, JobRecord
 from controller.grpc_errors import Context, abort, bad_field, not_found
+from controller.rpc.views import incidents_of
 from controller.service import Service
 from controller.sessions.logs import LogQueries, SlowReaderError, TooManyQueriesError
 from outlast.blackbox import NUM_STEP_RECORDS
@@ -23,6 +24,8 @@ from outlast.v1.ranks_pb2_grpc import RanksServicer
 
 # In one answer, some 1 MB; and in one turn of the loop, some 5 ms of work.
 MOST, AT_ONCE = 4_096, 256
+# Of what is said of a fault: an answer has thousands of ranks.
+MOST_LETTERS = 400
 # Of a profile, so that it fits into one message.
 MOST_SECONDS, MOST_SAMPLES = 60, 250
 
@@ -47,11 +50,15 @@ class RanksService(RanksServicer):
             await bad_field(context, "most", f"is {request.most}; allowed: 1 to {MOST}, or 0")
         last = min(num_ranks, request.first + (request.most or MOST))
         layout = _layout_of(job)
+        faults = newest_faults(incidents_of(self._service.state, request.job_id))
         listed = []
         for first in range(request.first, last, AT_ONCE):
             ranks = range(first, min(last, first + AT_ONCE))
             heard = {each.rank: each for each in self._edge.some_summaries(job, ranks)}
-            listed += [_rank_message(job, layout, rank, heard.get(rank)) for rank in ranks]
+            listed += [
+                _rank_message(job, layout, rank, heard.get(rank), faults.get(rank))
+                for rank in ranks
+            ]
             # Heartbeats come before the rest of it.
             await asyncio.sleep(0)
         return ranks_pb2.ListRanksResponse(
@@ -213,6 +220,21 @@ def _times_message(found: jobs_pb2.LogsResponse) -> ranks_pb2.ReadTimesResponse:
     return message
 
 
+def newest_faults(
+    incidents: Iterable[IncidentRecord],
+) -> dict[int, tuple[IncidentRecord, Evidence]]:
+    """Of each rank that incidents have evidence of, the newest; `incidents` come oldest first."""
+    found: dict[int, tuple[IncidentRecord, Evidence]] = {}
+    for incident in incidents:
+        for evidence in incident.evidence:
+            if evidence.rank is None:
+                continue
+            known = found.get(evidence.rank)
+            if known is None or known[1].at_s <= evidence.at_s:
+                found[evidence.rank] = (incident, evidence)
+    return found
+
+
 def _layout_of(job: JobRecord) -> Layout:
     plan = job.plan
     # The ranks of a script are replicas, as far as anybody knows.
@@ -220,7 +242,11 @@ def _layout_of(job: JobRecord) -> Layout:
 
 
 def _rank_message(
-    job: JobRecord, layout: Layout, rank: int, heard: agents_pb2.RankSummary | None
+    job: JobRecord,
+    layout: Layout,
+    rank: int,
+    heard: agents_pb2.RankSummary | None,
+    fault: tuple[IncidentRecord, Evidence] | None,
 ) -> ranks_pb2.Rank:
     at = layout.coordinate(rank)
     place = rank // job.plan.workers_per_node
@@ -228,6 +254,8 @@ def _rank_message(
     message = ranks_pb2.Rank(
         rank=rank, node=node or "", tp=at.tp, pp=at.pp, dp=at.dp, completed_step=-1
     )
+    if fault is not None:
+        message.last_fault.CopyFrom(_fault_message(*fault))
     if heard is None:
         return message
     message.phase = heard.phase
@@ -246,6 +274,7 @@ def _rank_message(
                 sequence=last.sequence,
                 detail=last.detail,
                 is_inside=last.is_inside,
+                peer=_peer_rank(rank, last, layout),
                 age_s=heard.last_op_age_s,
             )
         )
@@ -253,3 +282,27 @@ def _rank_message(
         message.split.CopyFrom(heard.use.split)
         message.peak_memory_bytes = heard.use.peak_memory_bytes
     return message
+
+
+def _fault_message(incident: IncidentRecord, evidence: Evidence) -> ranks_pb2.RankFault:
+    return ranks_pb2.RankFault(
+        incident_id=incident.incident,
+        attempt=incident.attempt,
+        incident_state=incident.state,
+        kind=evidence.kind,
+        detail=evidence.detail[:MOST_LETTERS],
+        at_s=evidence.at_s,
+    )
+
+
+def _peer_rank(rank: int, last: agents_pb2.Operation, layout: Layout) -> int | None:
+    """The other end of a send or receive; None where that is not known."""
+    if not last.HasField("peer") or last.op not in ("send", "recv"):
+        return None
+    if last.group == "world":
+        return last.peer if last.peer < layout.world_size else None
+    try:
+        group = layout.group_of(last.group, rank)
+    except ValueError:
+        return None
+    return group[last.peer] if 0 <= last.peer < len(group) else None

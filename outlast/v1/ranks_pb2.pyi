@@ -475,6 +475,7 @@ class Rank(google.protobuf.message.Message):
     ENTERED_FIELD_NUMBER: builtins.int
     SPLIT_FIELD_NUMBER: builtins.int
     PEAK_MEMORY_BYTES_FIELD_NUMBER: builtins.int
+    LAST_FAULT_FIELD_NUMBER: builtins.int
     rank: builtins.int
     node: builtins.str
     tp: builtins.int
@@ -503,6 +504,12 @@ class Rank(google.protobuf.message.Message):
     def split(self) -> outlast.v1.common_pb2.StepSplit:
         """Of its last steps, as a mean of one; absent before the first."""
 
+    @property
+    def last_fault(self) -> global___RankFault:
+        """The newest sign of a fault that an incident of the job has of this rank, of any attempt; absent
+        where there is none.
+        """
+
     def __init__(
         self,
         *,
@@ -521,11 +528,46 @@ class Rank(google.protobuf.message.Message):
         entered: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         split: outlast.v1.common_pb2.StepSplit | None = ...,
         peak_memory_bytes: builtins.int = ...,
+        last_fault: global___RankFault | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["last_operation", b"last_operation", "split", b"split"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["completed_step", b"completed_step", "dp", b"dp", "entered", b"entered", "last_operation", b"last_operation", "node", b"node", "peak_memory_bytes", b"peak_memory_bytes", "phase", b"phase", "pp", b"pp", "process_state", b"process_state", "rank", b"rank", "split", b"split", "stall_limit_s", b"stall_limit_s", "stalled_s", b"stalled_s", "step_age_s", b"step_age_s", "tp", b"tp"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["last_fault", b"last_fault", "last_operation", b"last_operation", "split", b"split"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["completed_step", b"completed_step", "dp", b"dp", "entered", b"entered", "last_fault", b"last_fault", "last_operation", b"last_operation", "node", b"node", "peak_memory_bytes", b"peak_memory_bytes", "phase", b"phase", "pp", b"pp", "process_state", b"process_state", "rank", b"rank", "split", b"split", "stall_limit_s", b"stall_limit_s", "stalled_s", b"stalled_s", "step_age_s", b"step_age_s", "tp", b"tp"]) -> None: ...
 
 global___Rank = Rank
+
+@typing.final
+class RankFault(google.protobuf.message.Message):
+    """A sign of a fault of one rank, as `Evidence` of an incident has it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INCIDENT_ID_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    INCIDENT_STATE_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    AT_S_FIELD_NUMBER: builtins.int
+    incident_id: builtins.str
+    attempt: builtins.int
+    incident_state: builtins.str
+    """Of the incident: "OPEN" and on to "CLOSED"."""
+    kind: builtins.str
+    detail: builtins.str
+    """In words, at most 400 characters."""
+    at_s: builtins.float
+    def __init__(
+        self,
+        *,
+        incident_id: builtins.str = ...,
+        attempt: builtins.int = ...,
+        incident_state: builtins.str = ...,
+        kind: builtins.str = ...,
+        detail: builtins.str = ...,
+        at_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "attempt", b"attempt", "detail", b"detail", "incident_id", b"incident_id", "incident_state", b"incident_state", "kind", b"kind"]) -> None: ...
+
+global___RankFault = RankFault
 
 @typing.final
 class WaitingOperation(google.protobuf.message.Message):

@@ -9,6 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
+from controller.core.kinds import EvidenceKind
+from controller.core.records import Evidence, IncidentRecord
+from controller.core.states import IncidentState
+from controller.rpc.ranks import newest_faults
+from outlast.ids import Attempt, IncidentId, JobId, NodeId
 from outlast.v1 import agents_pb2, common_pb2, ranks_pb2
 from outlast.v1.ranks_pb2_grpc import RanksStub
 from tests.controller.fakes import DEADLINE_S, Lab, lab
@@ -68,6 +73,55 @@ def test_every_rank_is_listed_with_what_was_heard_of_it(tmp_path: Path) -> None:
             assert [each.rank for each in await ranks(bench, job_id, first=1, most=1)] == [1]
 
     asyncio.run(scenario())
+
+
+def test_a_send_or_receive_names_the_rank_at_its_other_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            await bench.add_agents(2)
+            job_id = await bench.start_job(parallel={"pp": 2, "dp": 1, "micro_batch": 1})
+            for rank, peer in ((0, 1), (1, 7)):
+                heard = summary(job_id, rank)
+                heard.last_operation.op, heard.last_operation.group = "recv", "pp"
+                heard.last_operation.peer = peer
+                await bench.agents[rank].heartbeat(heard)
+            async with asyncio.timeout(DEADLINE_S):
+                found = await ranks(bench, job_id)
+                while not all(each.phase for each in found):
+                    await asyncio.sleep(0.02)
+                    found = await ranks(bench, job_id)
+            assert found[0].last_operation.peer == 1
+            # There is no such stage.
+            assert not found[1].last_operation.HasField("peer")
+
+    asyncio.run(scenario())
+
+
+def test_the_newest_fault_of_a_rank_is_the_one_that_is_shown() -> None:
+    first = incident("a.i1", evidence(1, 5.0, "killed"), evidence(None, 9.0, "node lost"))
+    second = incident("a.i2", evidence(1, 7.0, "stands still"), evidence(0, 6.0, "exit 1"))
+    found = newest_faults([first, second])
+    shown = {rank: (one.incident, sign.detail) for rank, (one, sign) in found.items()}
+    assert shown == {1: ("a.i2", "stands still"), 0: ("a.i2", "exit 1")}
+
+
+def evidence(rank: int | None, at_s: float, detail: str) -> Evidence:
+    return Evidence(
+        kind=EvidenceKind.WORKER_EXIT, node=NodeId("n0"), rank=rank, detail=detail, at_s=at_s
+    )
+
+
+def incident(name: str, *signs: Evidence) -> IncidentRecord:
+    return IncidentRecord(
+        incident=IncidentId(name),
+        job=JobId("a"),
+        attempt=Attempt(1),
+        state=IncidentState.OPEN,
+        opened_s=0.0,
+        fault_s=0.0,
+        fault_step=1,
+        evidence=signs,
+    )
 
 
 REFUSALS = [

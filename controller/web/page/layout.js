@@ -18,6 +18,9 @@ export function groupOf(ranks, layout, rank, group) {
       return replicas().filter((_, d) => d % layout.ep === dp % layout.ep);
     case "pp":
       return range(layout.pp).map((p) => at(tp, p, dp));
+    case "embedding":
+      // The first and the last stage share its gradient.
+      return [...new Set([0, layout.pp - 1])].map((p) => at(tp, p, dp));
     case "world":
       return range(ranks.length);
     default:
@@ -28,7 +31,7 @@ export function groupOf(ranks, layout, rank, group) {
 /** What tells a rank's group from all others of its kind. */
 export function keyOf({ tp, pp, dp }, group, layout) {
   const parts = {
-    tp: [pp, dp], dp: [pp, tp], pp: [dp, tp], world: [],
+    tp: [pp, dp], dp: [pp, tp], pp: [dp, tp], embedding: [dp, tp], world: [],
     ep: [pp, tp, Math.floor(dp / layout.ep)], expert_dp: [pp, tp, dp % layout.ep],
   };
   return parts[group]?.join();
@@ -36,10 +39,27 @@ export function keyOf({ tp, pp, dp }, group, layout) {
 
 const stands = (rank) => Object.keys(rank.entered).length > 0;
 
+const OPPOSITE = { send: "recv", recv: "send" };
+
+/** The other end of a send or receive: as recorded, or else the neighbours in its pipeline. */
+function endsOf(ranks, layout, rank) {
+  const operation = rank.last_operation;
+  if ((operation.peer ?? null) !== null) return [operation.peer];
+  if (operation.group !== "pp") return [];
+  return groupOf(ranks, layout, rank.rank, "pp").filter((other) => Math.abs(ranks[other].pp - rank.pp) === 1);
+}
+
+/** Whether a rank is inside the other half of what the waiter is in. */
+function meets(ranks, layout, waiter, other) {
+  const { op, is_inside: isInside } = other.last_operation ?? {};
+  return isInside && op === OPPOSITE[waiter.last_operation.op] && endsOf(ranks, layout, other).includes(waiter.rank);
+}
+
 /**
- * For each rank, those that it waits for: peers of its operation's group that have not entered it.
- * Only ranks that stand still say what they have entered. None where that is not known: the rank
- * moves, is in no operation of all its group, or the group cannot be told from coordinates.
+ * For each rank, those that it waits for: peers of its operation's group that have not entered it,
+ * or the other end of its send or receive that is not in that. Only ranks that stand still say
+ * what they have entered. None where that is not known: the rank moves, is in no operation, or the
+ * group cannot be told from coordinates.
  *
  * @returns {Map<number, number[]>}
  */
@@ -49,7 +69,12 @@ export function awaitedBy(ranks, layout) {
   const found = new Map();
   for (const rank of ranks) {
     const operation = rank.last_operation;
-    if (!operation?.is_inside || ["send", "recv"].includes(operation.op) || !stands(rank)) continue;
+    if (!operation?.is_inside || !stands(rank)) continue;
+    if (operation.op in OPPOSITE) {
+      const isAwaited = (end) => ranks[end] && stands(ranks[end]) && !meets(ranks, layout, rank, ranks[end]);
+      found.set(rank.rank, endsOf(ranks, layout, rank).filter(isAwaited));
+      continue;
+    }
     const key = keyOf(rank, operation.group, layout);
     if (key === undefined) continue;
     const whole = `${operation.group} ${key} ${operation.sequence}`;
@@ -60,6 +85,18 @@ export function awaitedBy(ranks, layout) {
     found.set(rank.rank, late.get(whole));
   }
   return found;
+}
+
+/** Waiting ranks by those that they wait for, the most waiting first: {waiting, others}. */
+export function waitsByOthers(awaited) {
+  const found = new Map();
+  for (const [rank, others] of awaited) {
+    if (others.length === 0) continue;
+    const key = others.join();
+    if (!found.has(key)) found.set(key, { waiting: [], others });
+    found.get(key).waiting.push(rank);
+  }
+  return [...found.values()].sort((a, b) => b.waiting.length - a.waiting.length);
 }
 
 /** Ranks that others wait for and that wait for nobody, with how many wait, most first. */
@@ -77,5 +114,7 @@ export function operationInWords(operation) {
   if (!operation) return "none yet";
   const where = operation.detail >= 0 ? ` of micro-batch ${operation.detail}` : "";
   const inside = operation.is_inside ? "in" : "after";
-  return `${inside} ${operation.group} ${operation.op} #${operation.sequence}${where}`;
+  const way = operation.op === "send" ? "to" : "from";
+  const end = (operation.peer ?? null) === null ? "" : ` ${way} rank ${operation.peer}`;
+  return `${inside} ${operation.group} ${operation.op} #${operation.sequence}${where}${end}`;
 }

@@ -1,9 +1,9 @@
 // The ranks of a job in three dimensions: planes are pipeline stages, on each data times tensor.
 
 import { get } from "/page/api.js";
-import { bytes, count, duration, words } from "/page/format.js";
+import { ago, bytes, count, duration, words } from "/page/format.js";
 import { colorOf, heatColor, heatOf, median } from "/page/heat.js";
-import { awaitedBy, groupOf, heldUpBy, operationInWords } from "/page/layout.js";
+import { awaitedBy, groupOf, heldUpBy, operationInWords, waitsByOthers } from "/page/layout.js";
 import { useWidth } from "/page/plane.js";
 import { Look } from "/page/views/look.js";
 import {
@@ -16,6 +16,9 @@ const PAGE = 4096;
 const RANKS_PER_S = 1000;
 // Of a cell, from which its rank's number fits.
 const NUMBERED_PX = 28;
+// Who waits for whom is drawn up to so many arrows: more would hide the ranks. The chosen rank's always are.
+const MOST_ARROWS = 256;
+const HEAD_PX = 7;
 
 const part = (name) => (rank) => rank.split?.[name] ?? null;
 const MEASURES = {
@@ -70,6 +73,8 @@ function culpritsOf(data, awaited) {
   return stopped.length > 0 ? stopped.map(({ rank }) => [rank, waiting.get(rank) ?? 0]) : held;
 }
 
+const hasOpenFault = (rank) => (rank.last_fault?.incident_state ?? "CLOSED") !== "CLOSED";
+
 /** Where each plane and cell lies, for a canvas of this width. */
 function geometry(layout, width) {
   const slant = 0.5;
@@ -93,7 +98,59 @@ function cellPath(ctx, shape, rank, inset) {
   ctx.closePath();
 }
 
-function draw(canvas, shape, data, heat, chosen, culprits, groups) {
+/** From each rank that waits to those that it waits for; of many only those of the chosen one. */
+function arrowsOf(awaited, chosen) {
+  const all = [...awaited].flatMap(([rank, others]) => others.map((other) => [rank, other]));
+  return all.length <= MOST_ARROWS ? all : all.filter((ends) => ends.includes(chosen));
+}
+
+function drawArrow(ctx, [fromX, fromY], [toX, toY]) {
+  const length = Math.hypot(toX - fromX, toY - fromY);
+  if (length === 0) return;
+  const [alongX, alongY] = [(toX - fromX) / length, (toY - fromY) / length];
+  // Beside the straight line, so that two that wait for each other have two arrows.
+  const [bendX, bendY] = [(fromX + toX) / 2 - alongY * length * 0.1, (fromY + toY) / 2 + alongX * length * 0.1];
+  const [headX, headY] = [toX - alongX * HEAD_PX, toY - alongY * HEAD_PX];
+  ctx.beginPath();
+  ctx.moveTo(fromX, fromY);
+  ctx.quadraticCurveTo(bendX, bendY, headX, headY);
+  ctx.stroke();
+  ctx.beginPath();
+  ctx.moveTo(toX, toY);
+  ctx.lineTo(headX - (alongY * HEAD_PX) / 2, headY + (alongX * HEAD_PX) / 2);
+  ctx.lineTo(headX + (alongY * HEAD_PX) / 2, headY - (alongX * HEAD_PX) / 2);
+  ctx.fill();
+}
+
+/** A triangle in the corner of each rank that an open incident has a fault of. */
+function drawFaults(ctx, shape, ranks) {
+  ctx.fillStyle = colorOf("--bad");
+  const size = Math.max(3, Math.min(12, shape.depth / 2));
+  for (const rank of ranks) {
+    if (!hasOpenFault(rank)) continue;
+    const [x, y] = shape.corner(rank.pp, rank.dp, rank.tp);
+    ctx.beginPath();
+    ctx.moveTo(x + 2, y - 2);
+    ctx.lineTo(x + 2 + size, y - 2);
+    ctx.lineTo(x + 2 + size * shape.slant, y - 2 - size);
+    ctx.fill();
+  }
+}
+
+function drawArrows(ctx, shape, data, arrows, chosen, culprits) {
+  const center = (number) => {
+    const { pp, dp, tp } = data.ranks[number];
+    const [x, y] = shape.corner(pp, dp, tp);
+    return [x + shape.cell * (0.5 + shape.slant / 2), y - shape.depth / 2];
+  };
+  for (const [from, to] of arrows) {
+    ctx.strokeStyle = ctx.fillStyle = colorOf(culprits.includes(to) ? "--bad" : "--ink");
+    ctx.lineWidth = from === chosen || to === chosen ? 3 : 1.5;
+    drawArrow(ctx, center(from), center(to));
+  }
+}
+
+function draw(canvas, shape, data, heat, chosen, culprits, groups, arrows) {
   const ratio = devicePixelRatio;
   const width = canvas.clientWidth;
   canvas.width = width * ratio;
@@ -138,6 +195,8 @@ function draw(canvas, shape, data, heat, chosen, culprits, groups) {
     cellPath(ctx, shape, data.ranks[chosen], 0);
     ctx.stroke();
   }
+  drawFaults(ctx, shape, data.ranks);
+  drawArrows(ctx, shape, data, arrows, chosen, culprits);
   ctx.fillStyle = colorOf("--quiet");
   ctx.textAlign = "left";
   for (let pp = 0; pp < data.pp; pp += 1) {
@@ -167,7 +226,7 @@ function moved(data, chosen, key) {
   return (at.pp * data.dp + at.dp) * data.tp + at.tp;
 }
 
-function Cube({ data, heat, chosen, choose, culprits }) {
+function Cube({ data, heat, chosen, choose, culprits, awaited }) {
   const canvas = useRef(null);
   const width = useWidth(canvas);
   const shape = useMemo(() => geometry(data, width), [data.tp, data.pp, data.dp, width]);
@@ -176,8 +235,8 @@ function Cube({ data, heat, chosen, choose, culprits }) {
     return Object.fromEntries(["pp", "dp", "tp"].map((name) => [name, groupOf(data.ranks, data, chosen, name)]));
   }, [data, chosen]);
   useEffect(() => {
-    if (width > 0) draw(canvas.current, shape, data, heat, chosen, culprits, groups);
-  }, [shape, data, heat, chosen, culprits, groups]);
+    if (width > 0) draw(canvas.current, shape, data, heat, chosen, culprits, groups, arrowsOf(awaited, chosen));
+  }, [shape, data, heat, chosen, culprits, groups, awaited]);
   const picked = (event) => {
     const box = canvas.current.getBoundingClientRect();
     choose(rankAt(shape, data, event.clientX - box.left, event.clientY - box.top));
@@ -201,10 +260,35 @@ function Chosen({ data, rank, waits, values, measure, choose }) {
     <dt>Last operation</dt><dd>${operationInWords(rank.last_operation)}${rank.last_operation && ` for ${duration(rank.last_operation.age_s)}`}</dd>
     ${waits && html`<dt>Waits for</dt><dd>${waits.length ? some(waits) : "nobody: all have entered"}</dd>`}
     <dt>Nothing changed for</dt><dd>${duration(rank.stalled_s)}${rank.stall_limit_s > 0 ? `, limit ${duration(rank.stall_limit_s)}` : ""}</dd>
+    ${rank.last_fault && html`<dt>Last fault</dt><dd><${Fault} fault=${rank.last_fault} /></dd>`}
     <dt>${measure}</dt><dd>${MEASURES[measure].format(values[rank.rank])}</dd>
     <dt>Peak memory</dt><dd>${bytes(rank.peak_memory_bytes)}</dd>
     ${["tp", "dp", "pp"].filter((axis) => data[axis] > 1).map((axis) => html`<dt><span class="axis-${axis}">■</span> ${axis} group</dt><dd>${some(groupOf(data.ranks, data, rank.rank, axis))}</dd>`)}
   </dl>`;
+}
+
+const Fault = ({ fault }) => html`${words(fault.kind)}: ${fault.detail}${" "}
+  <span class="quiet">${ago(fault.at_s)}, attempt ${fault.attempt}, <${Link} to="/incidents/${fault.incident_id}">${fault.incident_id}<//> ${fault.incident_state}</span>`;
+
+const MOST_LINES = 8;
+const several = (ranks) => `${ranks.length === 1 ? "rank" : "ranks"} ${ranks.slice(0, 8).join(", ")}${ranks.length > 8 ? ` and ${ranks.length - 8} more` : ""}`;
+
+/** The arrows of the picture in words. */
+function Waits({ awaited }) {
+  const lines = waitsByOthers(awaited);
+  if (lines.length === 0) return null;
+  return html`<h2>Who waits for whom</h2>
+    <ul>${lines.slice(0, MOST_LINES).map(({ waiting, others }) => html`<li>${several(waiting)} ${waiting.length === 1 ? "waits" : "wait"} for ${several(others)}</li>`)}</ul>
+    ${lines.length > MOST_LINES && html`<p class="quiet">and ${lines.length - MOST_LINES} more groups</p>`}`;
+}
+
+/** Ranks that incidents have faults of, those of open ones first, then the newest. */
+function Faults({ data, choose }) {
+  const faulty = data.ranks.filter((rank) => rank.last_fault)
+    .sort((a, b) => hasOpenFault(b) - hasOpenFault(a) || b.last_fault.at_s - a.last_fault.at_s).slice(0, MOST_LINES);
+  if (faulty.length === 0) return null;
+  return html`<h2>Last faults</h2>
+    <ul>${faulty.map((rank) => html`<li><button class="link" onClick=${() => choose(rank.rank)}>rank ${rank.rank}</button>${" "}<${Fault} fault=${rank.last_fault} /></li>`)}</ul>`;
 }
 
 /** In words, for those who do not see the picture, and for all. */
@@ -242,16 +326,18 @@ export function RanksView({ name }) {
       <label>Colour <select value=${measure} onChange=${(event) => setMeasure(event.target.value)}>
         ${Object.keys(MEASURES).map((each) => html`<option value=${each}>${each}</option>`)}
       </select></label>
-      <span class="quiet">${MEASURES[measure].isAbsolute ? "orange: at its limit" : "against the median of its stage: blue half, orange twice"}; grey: not known</span>
+      <span class="quiet">${MEASURES[measure].isAbsolute ? "orange: at its limit" : "against the median of its stage: blue half, orange twice"}; grey: not known; arrows: who waits for whom; triangles: a fault of an open incident</span>
       <span class="quiet">attempt ${data.attempt}, ${count(data.num_ranks)} ranks: pp ${data.pp} × dp ${data.dp} × tp ${data.tp}</span>
     </div>
     <${Culprits} data=${data} culprits=${culprits} />
     <div class="columns ranks">
-      <section><${Cube} data=${data} heat=${found.heat} chosen=${shownChosen} choose=${setChosen} culprits=${culprits.map(([rank]) => rank)} /></section>
+      <section><${Cube} data=${data} heat=${found.heat} chosen=${shownChosen} choose=${setChosen} culprits=${culprits.map(([rank]) => rank)} awaited=${awaited} /></section>
       <section>
         ${shownChosen !== null && html`<h2>Rank ${shownChosen}</h2>
           <${Chosen} data=${data} rank=${data.ranks[shownChosen]} waits=${awaited.get(shownChosen)} values=${found.values} measure=${measure} choose=${setChosen} />
           <${Look} key=${shownChosen} name=${name} rank=${shownChosen} />`}
+        <${Waits} awaited=${awaited} />
+        <${Faults} data=${data} choose=${setChosen} />
         <${Highest} data=${data} heat=${found.heat} values=${found.values} measure=${measure} choose=${setChosen} />
       </section>
     </div>`;
