@@ -128,6 +128,7 @@ class CheckpointStored:
     high_step: int
     retry_left: int
     faults_in_row: int
+    at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,6 +349,7 @@ def with_checkpoint(job: JobRecord, change: CheckpointStored) -> JobRecord:
     return replace(
         job,
         committed_step=change.committed_step,
+        committed_s=change.at_s,
         high_step=change.high_step,
         retry_left=change.retry_left,
         faults_in_row=change.faults_in_row,

@@ -125,6 +125,7 @@ def checkpoint_committed(ctx: Context, event: CheckpointCommitted) -> bool:
             high_step=max(job.high_step, event.step),
             retry_left=job.plan.retry_budget,
             faults_in_row=0,
+            at_s=ctx.now_s,
         )
     )
     job = _stalled(ctx, ctx.state.jobs[job.job_id], event)

@@ -165,6 +165,8 @@ class JobRecord:
     # Last step that any rank is known to have completed.
     high_step: int = 0
     committed_step: int | None = None
+    # When that was noted; None in journals of older versions.
+    committed_s: float | None = None
     retry_left: int = 0
     # Faults since a newer checkpoint was last committed.
     faults_in_row: int = 0

@@ -48,6 +48,7 @@ def brief_job(
         loss=None if last is None else last.loss,
         tokens_per_s=speed,
         committed_step=job.committed_step,
+        committed_s=job.committed_s,
         retry_left=job.retry_left,
         open_incident=job.incident or "",
         restarts=job.restarts,

@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from outlast.layout import Layout
     from outlast.trace.clocks import KnownClock
     from outlast.trace.ranks import TracedRank
-    from outlast.trace.tracks import Mark
+    from outlast.trace.stored import StoredRanks
+    from outlast.trace.tracks import Mark, Overview
 
 _STEPS = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -54,16 +56,19 @@ def trace(
     """
     wanted = _steps(steps)
     check_writable(to)
-    with controller_of(controller, state_dir) as client:
-        found = find_job(client, job)
-        ranks, layout, missing = _read(client, found.job_id, rank, attempt, wanted)
-        marks = _marks(client, found.job_id)
-        clocks = _clocks(client, ranks)
-    for each in missing:
-        output.print_message(f"outlast: missing: {each}")
-    if not ranks:
-        raise CliError(f"no rank of {found.job_id} has noted anything that is still there")
-    _write(ranks, layout, marks, wanted, to, clocks=clocks)
+    with ExitStack() as stack:
+        with controller_of(controller, state_dir) as client:
+            found = find_job(client, job)
+            layout = _layout_of(client, found.job_id)
+            ranks = stack.enter_context(_stored(layout))
+            missing = _read(client, found.job_id, rank, attempt, wanted, ranks)
+            marks = _marks(client, found.job_id)
+            clocks = _clocks(client)
+        for each in missing:
+            output.print_message(f"outlast: missing: {each}")
+        if not ranks:
+            raise CliError(f"no rank of {found.job_id} has noted anything that is still there")
+        _write(ranks, layout, marks, wanted, to, clocks=clocks)
 
 
 def _steps(text: str) -> tuple[int, int] | None:
@@ -85,27 +90,41 @@ def _read(
     only: Sequence[int] | None,
     attempt: int,
     wanted: tuple[int, int] | None,
-) -> tuple[list[TracedRank], Layout, list[str]]:
-    """Ranks in order, the present layout, and what is missing in words."""
-    from outlast.layout import Layout
-    from outlast.trace.ranks import traced_ranks
-
-    listed = client.ranks(job_id, most=1)
-    layout = Layout(tp=listed.tp, pp=listed.pp, dp=listed.dp, ep=listed.ep)
-    times, missing = {}, []
+    into: StoredRanks,
+) -> list[str]:
+    """What is missing, in words; all else is put away."""
+    missing = []
     for asked in only or (None,):
         for found in client.times(job_id, rank=asked, attempt=attempt, steps=wanted or (0, 0)):
-            if found.HasField("missing"):
-                missing += [f"{found.node}: {found.missing.reason}"] if found.missing.reason else []
-            else:
-                times[found.rank] = found
-    return traced_ranks(times.values(), layout), layout, missing
+            if not found.HasField("missing"):
+                try:
+                    into.put(found)
+                except OSError as error:
+                    raise CliError(
+                        f"no room for what ranks have noted: {error.strerror}"
+                    ) from error
+            elif found.missing.reason:
+                missing.append(f"{found.node}: {found.missing.reason}")
+    return missing
+
+
+def _layout_of(client: Client, job_id: str) -> Layout:
+    from outlast.layout import Layout
+
+    listed = client.ranks(job_id, most=1)
+    return Layout(tp=listed.tp, pp=listed.pp, dp=listed.dp, ep=listed.ep)
+
+
+def _stored(layout: Layout) -> StoredRanks:
+    from outlast.trace.stored import StoredRanks
+
+    return StoredRanks(layout)
 
 
 def _marks(client: Client, job_id: str) -> list[Mark]:
     from outlast.trace.tracks import Mark
 
-    return [
+    marks = [
         Mark(
             name=f"incident {each.incident_id}: {each.cause}",
             at_ns=round(each.opened_s * 1e9),
@@ -113,41 +132,47 @@ def _marks(client: Client, job_id: str) -> list[Mark]:
         )
         for each in client.incidents(job_id, brief=True)
     ]
+    job, _ = client.get(job_id)
+    if job.HasField("committed_s"):
+        name = f"checkpoint of step {job.committed_step} committed"
+        marks.append(Mark(name=name, at_ns=round(job.committed_s * 1e9), facts={}))
+    return marks
 
 
-def _clocks(client: Client, ranks: Sequence[TracedRank]) -> dict[str, KnownClock]:
-    """What heartbeats say of the clocks of these nodes."""
+def _clocks(client: Client) -> dict[str, KnownClock]:
+    """What heartbeats say of the clocks of nodes."""
     from outlast.trace.clocks import KnownClock
 
-    wanted = {rank.node for rank in ranks}
     return {
         node.node_id: KnownClock(
             ahead_ns=round(node.clock_ahead_s * 1e9), error_ns=round(node.clock_error_s * 1e9)
         )
         for node in client.nodes()
-        if node.node_id in wanted and node.HasField("clock_ahead_s")
+        if node.HasField("clock_ahead_s")
     }
 
 
 def _protobuf(
-    ranks: Sequence[TracedRank], layout: Layout, marks: Sequence[Mark]
+    ranks: Sequence[TracedRank], marks: Sequence[Mark], overview: Overview
 ) -> Iterator[bytes]:
     from outlast.trace.pftrace import parts
 
-    return parts(ranks, layout, marks)
+    return parts(ranks, overview.layout, marks, overview)
 
 
-def _json(ranks: Sequence[TracedRank], layout: Layout, marks: Sequence[Mark]) -> Iterator[bytes]:
+def _json(
+    ranks: Sequence[TracedRank], marks: Sequence[Mark], overview: Overview
+) -> Iterator[bytes]:
     from outlast.trace.events import events
 
     yield b'{"displayTimeUnit": "ms", "traceEvents": [\n'
-    for number, event in enumerate(events(ranks, layout, marks)):
+    for number, event in enumerate(events(ranks, overview.layout, marks, overview)):
         yield ((",\n" if number else "") + json.dumps(event)).encode()
     yield b"\n]}\n"
 
 
 def _write(
-    ranks: Sequence[TracedRank],
+    ranks: StoredRanks,
     layout: Layout,
     marks: Sequence[Mark],
     wanted: tuple[int, int] | None,
@@ -155,27 +180,27 @@ def _write(
     *,
     clocks: Mapping[str, KnownClock],
 ) -> None:
-    from outlast.trace.clocks import ahead_ns, aligned
-    from outlast.trace.ranks import cut
-    from outlast.trace.tracks import first_ns
+    from outlast.trace.clocks import ahead_ns
+    from outlast.trace.tracks import Overview, copy_marks
 
     ahead = ahead_ns(ranks, layout, clocks)
-    shown = aligned(ranks, ahead)
+    ranks.align(ahead)
     if wanted is not None:
-        shown = cut(shown, *wanted)
-    steps = sorted({step.step for rank in shown for step in rank.steps})
+        ranks.cut(*wanted)
+    overview = Overview(ranks, layout)
+    steps = sorted(overview.steps)
     if wanted is not None and not steps:
         raise CliError(f"no rank has anything of steps {wanted[0]}-{wanted[1]} any more")
     # What happened before the first thing that is shown is not in the picture.
-    begun_ns = first_ns(shown)
+    begun_ns = overview.first_ns
     # Marks are of the controller's clock, and all else is put on that of the first rank's node.
     first = clocks.get(ranks[0].node)
     by_ns = 0 if first is None or abs(first.ahead_ns) <= first.error_ns else first.ahead_ns
     placed = [replace(mark, at_ns=mark.at_ns + by_ns) for mark in marks]
-    seen = [mark for mark in placed if mark.at_ns >= begun_ns]
+    seen = [mark for mark in (*placed, *copy_marks(overview)) if mark.at_ns >= begun_ns]
     opened = gzip.open if to.suffix == ".gz" else open
     is_json = Path(to.stem if to.suffix == ".gz" else to.name).suffix != ".pftrace"
-    parts = (_json if is_json else _protobuf)(shown, layout, seen)
+    parts = (_json if is_json else _protobuf)(ranks, seen, overview)
     try:
         with opened(to, "wb") as file:
             for part in parts:
@@ -185,7 +210,7 @@ def _write(
     most = max(map(abs, ahead.values()), default=0)
     of_steps = f"steps {steps[0]}-{steps[-1]}" if steps else "no whole step"
     output.print_message(
-        f"{to}: {len(shown)} ranks, {of_steps}"
+        f"{to}: {len(ranks)} ranks, {of_steps}"
         + (f"; clocks of nodes were up to {most / 1e6:.2f} ms apart" if most else "")
         + "; open it at ui.perfetto.dev"
     )

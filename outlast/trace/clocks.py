@@ -67,10 +67,10 @@ def ahead_ns(
     even through others, and no heartbeat.
     """
     known = known or {}
+    nodes: dict[str, None] = {}
     neighbours: defaultdict[str, dict[str, _Bounds]] = defaultdict(dict)
-    for (one, other), found in _bounds(_parts(ranks, layout)).items():
+    for (one, other), found in _bounds(_parts(ranks, layout, nodes)).items():
         neighbours[one][other] = found.within(_known_bounds(one, other, known))
-    nodes = list(dict.fromkeys(rank.node for rank in ranks))
     ahead: dict[str, int] = {}
     for node in nodes:
         if node in ahead:
@@ -112,14 +112,19 @@ def aligned(ranks: Sequence[TracedRank], ahead: Mapping[str, int]) -> list[Trace
     return [_shifted(rank, ahead[rank.node]) for rank in ranks]
 
 
-def _parts(ranks: Sequence[TracedRank], layout: Layout) -> dict[Meeting, dict[str, _Part]]:
+def _parts(
+    ranks: Sequence[TracedRank], layout: Layout, nodes: dict[str, None]
+) -> dict[Meeting, dict[str, _Part]]:
+    """Of each collective; `nodes` are put down in the order of the ranks, which may be read from
+    a file one by one."""
     parts: defaultdict[Meeting, dict[str, _Part]] = defaultdict(dict)
     for rank in ranks:
+        nodes[rank.node] = None
         for operation in rank.operations:
             meeting = meeting_of(rank, operation, layout)
             if meeting is None or not operation.is_over:
                 continue
-            own = _Part(operation.start_ns, operation.end_ns)
+            own = _Part(operation.begun_ns, operation.end_ns)
             part = parts[meeting].setdefault(rank.node, own)
             part.begun_ns = max(part.begun_ns, own.begun_ns)
             part.ended_ns = min(part.ended_ns, own.ended_ns)

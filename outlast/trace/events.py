@@ -12,15 +12,20 @@ from typing import Any
 
 from outlast.layout import Layout
 from outlast.trace.ranks import TracedRank
-from outlast.trace.tracks import Flow, Mark, RankTracks, Slice, Track, first_ns, rank_tracks
+from outlast.trace.tracks import Flow, Mark, Overview, RankTracks, Slice, Track, rank_tracks
 
 
 def events(
-    ranks: Sequence[TracedRank], layout: Layout, marks: Sequence[Mark] = ()
+    ranks: Sequence[TracedRank],
+    layout: Layout,
+    marks: Sequence[Mark] = (),
+    overview: Overview | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Every event of the trace; times are in microseconds since the first."""
-    zero_ns = first_ns(ranks)
-    for rank in rank_tracks(ranks, layout):
+    known = overview or Overview(ranks, layout)
+    zero_ns, shown = known.first_ns, 0
+    for rank in rank_tracks(ranks, layout, known):
+        shown = rank.rank
         yield from _names(rank)
         for thread, track in _threads(rank):
             for each in track.slices:
@@ -31,8 +36,8 @@ def events(
             "s": "g",
             "name": mark.name,
             "ts": (mark.at_ns - zero_ns) / 1000,
-            "pid": ranks[0].rank if ranks else 0,
-            "tid": 1 + ranks[0].rank if ranks else 1,
+            "pid": shown,
+            "tid": 1 + shown,
             "args": dict(mark.facts),
         }
 

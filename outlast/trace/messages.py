@@ -7,20 +7,22 @@ sender or for the link between them, and for how long a message was under way wh
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from outlast.layout import Layout
 from outlast.trace.ranks import TracedOperation, TracedRank, step_at
 
 SEND, RECEIVE = "send", "recv"
+# A step has one message of a key, and one more for each batch that it evaluates on.
+MOST_OF_A_KEY = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
     """One message, by the clocks of both of its ends."""
 
+    index: int
+    """Which no other message has."""
     sender: int
     receiver: int
     departed_ns: int
@@ -43,8 +45,11 @@ class _Key:
 class _Ends:
     """Of one key, in order: a step that evaluates, too, has it more than once."""
 
-    sends: list[TracedOperation] = field(default_factory=list)
-    receives: list[TracedOperation] = field(default_factory=list)
+    number: int
+    # When each wait for the end of a send began, and when that had left.
+    sends: list[tuple[int, int]] = field(default_factory=list)
+    # When each receive began and ended.
+    receives: list[tuple[int, int]] = field(default_factory=list)
 
 
 def peer_of(rank: TracedRank, operation: TracedOperation, layout: Layout) -> int | None:
@@ -62,40 +67,43 @@ def peer_of(rank: TracedRank, operation: TracedOperation, layout: Layout) -> int
 
 
 class Messages:
-    """Of all the ranks that are known."""
+    """Of all the ranks that were added."""
 
-    def __init__(self, ranks: Iterable[TracedRank], layout: Layout) -> None:
+    def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._ends: defaultdict[_Key, _Ends] = defaultdict(_Ends)
-        for rank in ranks:
-            for operation in rank.operations:
-                key = self._key(rank, operation)
-                if key is not None:
-                    ends = self._ends[key]
-                    same = ends.sends if operation.name == SEND else ends.receives
-                    same.append(operation)
+        self._ends: dict[_Key, _Ends] = {}
+
+    def add(self, rank: TracedRank) -> None:
+        """One more rank."""
+        for each in rank.operations:
+            key = self._key(rank, each)
+            if key is not None:
+                ends = self._ends.setdefault(key, _Ends(len(self._ends)))
+                if each.name == SEND:
+                    ends.sends.append((each.start_ns, each.begun_ns))
+                else:
+                    ends.receives.append((each.start_ns, each.end_ns))
 
     def of(self, rank: TracedRank, operation: TracedOperation) -> Message | None:
         """The message of a send or receive; None where its other end is not known."""
         key = self._key(rank, operation)
-        if key is None or key not in self._ends:
+        ends = None if key is None else self._ends.get(key)
+        if key is None or ends is None:
             return None
-        ends = self._ends[key]
         same = ends.sends if operation.name == SEND else ends.receives
+        starts = [start_ns for start_ns, _ in same]
         # From the end: what is written over is the oldest.
-        back = len(same) - next(
-            (index for index, each in enumerate(same) if each.start_ns == operation.start_ns),
-            len(same),
-        )
-        if not 0 < back <= min(len(ends.sends), len(ends.receives)):
+        back = len(starts) - starts.index(operation.start_ns)
+        if back > min(len(ends.sends), len(ends.receives)):
             return None
-        sent, received = ends.sends[-back], ends.receives[-back]
+        (_, departed_ns), (awaited_ns, arrived_ns) = ends.sends[-back], ends.receives[-back]
         return Message(
+            index=ends.number * MOST_OF_A_KEY + min(back, MOST_OF_A_KEY - 1),
             sender=key.sender,
             receiver=key.receiver,
-            departed_ns=sent.departed_ns or sent.start_ns,
-            awaited_ns=received.start_ns,
-            arrived_ns=received.end_ns,
+            departed_ns=departed_ns,
+            awaited_ns=awaited_ns,
+            arrived_ns=arrived_ns,
         )
 
     def _key(self, rank: TracedRank, operation: TracedOperation) -> _Key | None:

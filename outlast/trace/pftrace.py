@@ -14,7 +14,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as trace_pb2
 
 from outlast.layout import Layout
 from outlast.trace.ranks import TracedRank
-from outlast.trace.tracks import Mark, RankTracks, Slice, Track, first_ns, rank_tracks
+from outlast.trace.tracks import Mark, Overview, RankTracks, Slice, Track, rank_tracks
 
 # A rank's group of tracks, and behind it its tracks; the first numbers are those of marks.
 _TRACKS_OF_A_RANK = 1 << 16
@@ -22,16 +22,19 @@ _MARKS = 1
 
 
 def parts(
-    ranks: Sequence[TracedRank], layout: Layout, marks: Sequence[Mark] = ()
+    ranks: Sequence[TracedRank],
+    layout: Layout,
+    marks: Sequence[Mark] = (),
+    overview: Overview | None = None,
 ) -> Iterator[bytes]:
     """Parts of a file, one after the other: of marks first, then of each rank.
 
     Times are in nanoseconds since the first event.
     """
-    zero_ns = first_ns(ranks)
-    yield _marks(marks, zero_ns)
-    for rank in rank_tracks(ranks, layout):
-        yield _Writer(rank, zero_ns).written()
+    known = overview or Overview(ranks, layout)
+    yield _marks(marks, known.first_ns)
+    for rank in rank_tracks(ranks, layout, known):
+        yield _Writer(rank, known.first_ns).written()
 
 
 def _marks(marks: Sequence[Mark], zero_ns: int) -> bytes:
@@ -41,7 +44,7 @@ def _marks(marks: Sequence[Mark], zero_ns: int) -> bytes:
     root.uuid, root.child_ordering = 0, trace_pb2.TrackDescriptor.EXPLICIT
     if marks:
         track = trace.packet.add().track_descriptor
-        track.uuid, track.name, track.sibling_order_rank = _MARKS, "incidents", -1
+        track.uuid, track.name, track.sibling_order_rank = _MARKS, "marks", -1
     for mark in marks:
         packet = trace.packet.add()
         packet.timestamp = mark.at_ns - zero_ns

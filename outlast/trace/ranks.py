@@ -42,6 +42,11 @@ class TracedOperation(Span):
     message: int | None = None
     """Of a send or receive: a number that no other message to its receiver has in a step."""
 
+    @property
+    def begun_ns(self) -> int:
+        """When this rank had done its part, and the others had to wait no longer for it."""
+        return self.departed_ns or self.start_ns
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedSpan(Span):
@@ -91,19 +96,21 @@ class Meeting:
 def traced_ranks(found: Iterable[ReadTimesResponse], layout: Layout) -> list[TracedRank]:
     """Times of ranks as the controller sends them, in the order of the ranks."""
     found = sorted(found, key=lambda each: each.rank)
-    moments = [
-        moment
-        for each in found
-        for span in each.times.operations
-        for moment in (span.start_ns, span.end_ns)
-    ]
-    ends = [span.end_ns for each in found for span in each.times.steps]
-    ends += [span.end_ns for each in found for span in each.times.spans]
-    latest_ns = max([*moments, *ends], default=0)
-    return [_traced_rank(each, layout, latest_ns) for each in found]
+    until_ns = max(map(latest_ns, found), default=0)
+    return [traced_rank(each, layout, until_ns) for each in found]
 
 
-def _traced_rank(found: ReadTimesResponse, layout: Layout, latest_ns: int) -> TracedRank:
+def latest_ns(found: ReadTimesResponse) -> int:
+    """The last moment that a rank knows of; 0 for none."""
+    times = found.times
+    moments = [moment for each in times.operations for moment in (each.start_ns, each.end_ns)]
+    moments += [each.end_ns for each in times.steps]
+    moments += [each.end_ns for each in times.spans]
+    return max(moments, default=0)
+
+
+def traced_rank(found: ReadTimesResponse, layout: Layout, until_ns: int) -> TracedRank:
+    """One rank; what has not ended goes on until that moment."""
     is_placed = found.rank < layout.world_size
     return TracedRank(
         rank=found.rank,
@@ -113,7 +120,7 @@ def _traced_rank(found: ReadTimesResponse, layout: Layout, latest_ns: int) -> Tr
             TracedOperation(
                 name=each.op,
                 start_ns=each.start_ns,
-                end_ns=each.end_ns or latest_ns,
+                end_ns=each.end_ns or until_ns,
                 group=each.group,
                 sequence=each.sequence,
                 detail=each.detail,
@@ -140,7 +147,7 @@ def _traced_rank(found: ReadTimesResponse, layout: Layout, latest_ns: int) -> Tr
                 chunk=each.chunk,
                 micro_batch=each.micro_batch,
                 start_ns=each.start_ns,
-                end_ns=each.end_ns or max(latest_ns, each.start_ns),
+                end_ns=each.end_ns or max(until_ns, each.start_ns),
                 waited_ns=each.waited_ns,
                 is_over=each.end_ns > 0,
             )
@@ -290,13 +297,21 @@ def _cut_by(gap: Span, spans: Sequence[TracedSpan]) -> list[tuple[Span, TracedSp
     return parts
 
 
-def last_to_begin(ranks: Iterable[TracedRank], layout: Layout) -> dict[Meeting, tuple[int, int]]:
-    """For each collective the moment at which its last member began, and that rank."""
-    last: dict[Meeting, tuple[int, int]] = {}
-    for rank in ranks:
+class LastToBegin:
+    """Of each collective the moment at which its last member began, and that rank."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._last: dict[Meeting, tuple[int, int]] = {}
+
+    def add(self, rank: TracedRank) -> None:
+        """One more rank."""
         for operation in rank.operations:
-            meeting = meeting_of(rank, operation, layout)
+            meeting = meeting_of(rank, operation, self._layout)
             if meeting is not None:
-                begun = (operation.start_ns, rank.rank)
-                last[meeting] = max(last.get(meeting, begun), begun)
-    return last
+                begun = (operation.begun_ns, rank.rank)
+                self._last[meeting] = max(self._last.get(meeting, begun), begun)
+
+    def of(self, meeting: Meeting) -> tuple[int, int]:
+        """Of one that some rank that was added has a part in."""
+        return self._last[meeting]

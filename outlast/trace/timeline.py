@@ -15,12 +15,11 @@ from outlast.layout import Layout
 from outlast.trace.clocks import ahead_ns, aligned
 from outlast.trace.messages import RECEIVE, Messages, peer_of
 from outlast.trace.ranks import (
-    Meeting,
+    LastToBegin,
     TracedOperation,
     TracedRank,
     cut,
     known_since_ns,
-    last_to_begin,
     meeting_of,
     named_work,
 )
@@ -131,14 +130,19 @@ class _Step:
     def __init__(self, ranks: Sequence[TracedRank], layout: Layout) -> None:
         self.begun_ns = min((rank.steps[0].start_ns for rank in ranks), default=0)
         self._layout = layout
-        self._last: dict[Meeting, tuple[int, int]] = last_to_begin(ranks, layout)
-        self._messages = Messages(ranks, layout)
+        self._last = LastToBegin(layout)
+        self._messages = Messages(layout)
+        for rank in ranks:
+            self._last.add(rank)
+            self._messages.add(rank)
         self._stages = {rank.rank: rank.at.pp for rank in ranks if rank.at is not None}
-        # When each had done its part of the pipeline.
-        self._computed_ns = {
-            rank.rank: max((each.end_ns for each in rank.spans if each.is_pass), default=0)
-            for rank in ranks
-        }
+        # When the last stage of each pipeline had done its part.
+        self._computed_ns: dict[tuple[int, int], int] = {}
+        for rank in ranks:
+            if rank.at is not None:
+                ended_ns = max((each.end_ns for each in rank.spans if each.is_pass), default=0)
+                pipeline = (rank.at.dp, rank.at.tp)
+                self._computed_ns[pipeline] = max(self._computed_ns.get(pipeline, 0), ended_ns)
 
     def track(self, rank: TracedRank) -> Track:
         """What one rank did."""
@@ -166,13 +170,13 @@ class _Step:
     def _wait(self, rank: TracedRank, operation: TracedOperation) -> _Wait:
         meeting = meeting_of(rank, operation, self._layout)
         if meeting is not None:
-            begun_ns, last = self._last[meeting]
+            begun_ns, last = self._last.of(meeting)
             waited_ns = max(0, begun_ns - operation.start_ns)
             return _Wait(
                 last=last,
                 waited_ns=waited_ns,
                 bubble_ns=self._bubble_ns(rank, operation, last, waited_ns),
-                departed_ns=operation.departed_ns or operation.start_ns,
+                departed_ns=operation.begun_ns,
                 hidden_until_ns=operation.start_ns,
             )
         message = self._messages.of(rank, operation)
@@ -181,7 +185,7 @@ class _Step:
             is_bubble = operation.name == RECEIVE and operation.group == "pp"
             return _Wait(
                 bubble_ns=operation.end_ns - operation.start_ns if is_bubble else 0,
-                departed_ns=operation.departed_ns or operation.start_ns,
+                departed_ns=operation.begun_ns,
                 hidden_until_ns=operation.start_ns,
             )
         if rank.rank == message.sender:
@@ -202,10 +206,11 @@ class _Step:
     def _bubble_ns(
         self, rank: TracedRank, operation: TracedOperation, last: int, waited_ns: int
     ) -> int:
-        """How much of the wait for the last rank of a collective its stage was still computing."""
-        if self._stages.get(last) == self._stages.get(rank.rank):
+        """How much of the wait for a rank of another stage the pipeline was still computing."""
+        if rank.at is None or self._stages[last] == rank.at.pp:
             return 0
-        return max(0, min(waited_ns, self._computed_ns[last] - operation.start_ns))
+        computed_ns = self._computed_ns[rank.at.dp, rank.at.tp]
+        return max(0, min(waited_ns, computed_ns - operation.start_ns))
 
     def _bar(self, rank: TracedRank, each: TracedOperation, wait: _Wait) -> Bar:
         hidden_ns = max(0, wait.hidden_until_ns - wait.departed_ns)

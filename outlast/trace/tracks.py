@@ -1,22 +1,31 @@
 """What a trace shows, whatever its format: tracks of ranks, and what is on them. Pure.
 
-Each rank has tracks for its steps, its phases, its passes and its own work, and one for each group
-that it waits in. A collective says which rank began it last and how long this one had waited for
-that. Flows join what belongs together on several tracks: the parts of one collective, and the
-passes of one micro-batch on its way through the stages, in the order in which they began.
+Each rank has tracks for its steps, its phases, its passes and its own work, one for each group that
+it waits in, and one for what was under way in that group while it did something else. A collective
+says which rank began it last and how long this one had waited for that; a receive has its transfer
+within it. Flows join what belongs together on several tracks: the parts of one collective, a
+message's departure and its transfer, and the passes of one micro-batch on its way through the
+stages, in the order in which they began.
+
+Ranks are looked at twice, the first time for an `Overview` of them, and one at a time: what is kept
+of each is small, so that they need not all fit into memory.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outlast.layout import Layout
+from outlast.trace.messages import RECEIVE, SEND, Message, Messages, peer_of
 from outlast.trace.ranks import (
+    LastToBegin,
+    Meeting,
     Span,
+    TracedOperation,
     TracedRank,
     TracedSpan,
-    last_to_begin,
     meeting_of,
     own_work,
     step_at,
@@ -25,6 +34,9 @@ from outlast.trace.ranks import (
 # Shorter gaps between operations are not own work, but what noting them takes.
 LEAST_WORK_NS = 20_000
 _NOT_LEFT = " (not left)"
+UNDER_WAY = " under way"
+# Flows of messages have numbers of their own, behind all others.
+_FIRST_MESSAGE = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,16 +86,65 @@ class RankTracks:
     tracks: tuple[Track, ...]
 
 
-def rank_tracks(ranks: Sequence[TracedRank], layout: Layout) -> Iterator[RankTracks]:
-    """Of each rank, in the order of the layout: stages, then replicas, then tensor ranks."""
-    last = last_to_begin(ranks, layout)
-    flows = _Flows(ranks, layout)
-    for place, rank in enumerate(sorted(ranks, key=_place)):
+class Overview:
+    """What a trace has to know of all ranks before it shows the first."""
+
+    def __init__(self, ranks: Iterable[TracedRank], layout: Layout) -> None:
+        self.layout = layout
+        self.steps: set[int] = set()
+        # By step, how many ranks had gone on from their copy of it, and when the last of them had.
+        self.copied: dict[int, tuple[int, int]] = {}
+        self.last = LastToBegin(layout)
+        self.messages = Messages(layout)
+        self._flows = _Flows()
+        self._first_ns: int | None = None
+        self._places: list[tuple[tuple[int, int, int, int], int]] = []
+        for index, rank in enumerate(ranks):
+            self._places.append((_place(rank), index))
+            self._add(rank)
+        self._places.sort()
+
+    @property
+    def first_ns(self) -> int:
+        """When the first thing that is shown began; 0 where there is none."""
+        return self._first_ns or 0
+
+    def order(self) -> list[int]:
+        """Indexes of the ranks in the order of the layout."""
+        return [index for _, index in self._places]
+
+    def flow(self, key: Hashable | None, span: Span, rank: TracedRank) -> Flow | None:
+        """The flow that a span belongs to; None where nothing else does."""
+        return self._flows.of(key, span, rank)
+
+    def _add(self, rank: TracedRank) -> None:
+        starts = [span.start_ns for span in (*rank.operations, *rank.steps, *rank.spans)]
+        starts += [] if self._first_ns is None else [self._first_ns]
+        self._first_ns = min(starts, default=None)
+        self.steps |= {step.step for step in rank.steps}
+        for step, at_ns in _copied(rank):
+            number, latest_ns = self.copied.get(step, (0, 0))
+            self.copied[step] = (number + 1, max(latest_ns, at_ns))
+        self.last.add(rank)
+        self.messages.add(rank)
+        self._flows.add(rank, self.layout)
+
+
+def rank_tracks(
+    ranks: Sequence[TracedRank], layout: Layout, overview: Overview | None = None
+) -> Iterator[RankTracks]:
+    """Of each rank, in the order of the layout: stages, then replicas, then tensor ranks.
+
+    `overview` is that of these ranks; it is made where there is none yet.
+    """
+    known = overview or Overview(ranks, layout)
+    for place, index in enumerate(known.order()):
+        rank = ranks[index]
         named = {
             "steps": [Slice(name=s.name, start_ns=s.start_ns, end_ns=s.end_ns) for s in rank.steps],
             "phases": [_spent(each) for each in rank.spans if not each.is_pass],
             "passes": [
-                _spent(each, flows.of(_passage(rank, each), each, rank))
+                _spent(each, known.flow(_passage(rank, each), each, rank))
                 for each in rank.spans
                 if each.is_pass
             ],
@@ -93,23 +154,8 @@ def rank_tracks(ranks: Sequence[TracedRank], layout: Layout) -> Iterator[RankTra
             ],
         }
         for operation in rank.operations:
-            facts: dict[str, int | float | str] = {"sequence": operation.sequence}
-            if operation.detail >= 0:
-                facts["detail"] = operation.detail
-            meeting = meeting_of(rank, operation, layout)
-            if meeting is not None:
-                begun_ns, by = last[meeting]
-                facts["last to begin"] = f"rank {by}"
-                facts["waited for it (us)"] = max(0, begun_ns - operation.start_ns) / 1000
-            named.setdefault(operation.group, []).append(
-                Slice(
-                    name=operation.name + ("" if operation.is_over else _NOT_LEFT),
-                    start_ns=operation.start_ns,
-                    end_ns=operation.end_ns,
-                    facts=facts,
-                    flow=flows.of(meeting, operation, rank),
-                )
-            )
+            for track, found in _of_operation(rank, operation, known):
+                named.setdefault(track, []).append(found)
         at = rank.at
         where = "" if at is None else f" (pp {at.pp}, dp {at.dp}, tp {at.tp})"
         yield RankTracks(
@@ -120,12 +166,99 @@ def rank_tracks(ranks: Sequence[TracedRank], layout: Layout) -> Iterator[RankTra
         )
 
 
-def first_ns(ranks: Iterable[TracedRank]) -> int:
-    """When the first thing that a trace shows began; 0 where there is none."""
-    begun = (
-        span.start_ns for rank in ranks for span in (*rank.operations, *rank.steps, *rank.spans)
+def copy_marks(overview: Overview) -> list[Mark]:
+    """When all ranks that are known had gone on from their copy of a step to host memory.
+
+    One that is made while training goes on may end later.
+    """
+    return [
+        Mark(name=f"checkpoint of step {step} taken", at_ns=at_ns, facts={"ranks": str(number)})
+        for step, (number, at_ns) in sorted(overview.copied.items())
+    ]
+
+
+def _copied(rank: TracedRank) -> Iterator[tuple[int, int]]:
+    """Steps that the rank has copied to host memory, and when it went on."""
+    ends = [step.end_ns for step in rank.steps]
+    for span in rank.spans:
+        index = bisect_right(ends, span.start_ns) - 1
+        if span.name == "checkpoint" and not span.is_pass and span.is_over and index >= 0:
+            yield rank.steps[index].step, span.end_ns
+
+
+def _of_operation(
+    rank: TracedRank, operation: TracedOperation, known: Overview
+) -> Iterator[tuple[str, Slice]]:
+    """Slices of one operation, each with its track."""
+    meeting = meeting_of(rank, operation, known.layout)
+    message = known.messages.of(rank, operation)
+    is_under_way = 0 < operation.departed_ns < operation.start_ns
+    flow = known.flow(meeting, operation, rank)
+    if message is not None and operation.name == SEND and not is_under_way:
+        flow = _message_flow(message, is_first=True)
+    yield (
+        operation.group,
+        Slice(
+            name=operation.name + ("" if operation.is_over else _NOT_LEFT),
+            start_ns=operation.start_ns,
+            end_ns=operation.end_ns,
+            facts=_facts(rank, operation, meeting, message, known),
+            flow=flow,
+        ),
     )
-    return min(begun, default=0)
+    if message is not None and operation.name == RECEIVE:
+        # Behind the departure, however coarse the clocks are: an arrow goes forward in time.
+        start_ns = max(operation.start_ns, message.departed_ns + 1)
+        if start_ns <= operation.end_ns:
+            arrow = _message_flow(message, is_first=False)
+            end_ns = operation.end_ns
+            found = Slice(name="transfer", start_ns=start_ns, end_ns=end_ns, flow=arrow)
+            yield operation.group, found
+    if is_under_way:
+        yield operation.group + UNDER_WAY, _under_way(operation, message)
+
+
+def _facts(
+    rank: TracedRank,
+    operation: TracedOperation,
+    meeting: Meeting | None,
+    message: Message | None,
+    known: Overview,
+) -> dict[str, int | float | str]:
+    facts: dict[str, int | float | str] = {"sequence": operation.sequence}
+    if operation.detail >= 0:
+        facts["detail"] = operation.detail
+    peer = peer_of(rank, operation, known.layout)
+    if peer is not None:
+        facts["peer"] = f"rank {peer}"
+    waited_ns = None
+    if meeting is not None:
+        begun_ns, by = known.last.of(meeting)
+        facts["last to begin"] = f"rank {by}"
+        waited_ns = begun_ns - operation.start_ns
+    elif message is not None and operation.name == RECEIVE:
+        waited_ns = min(message.departed_ns, operation.end_ns) - operation.start_ns
+    if waited_ns is not None:
+        facts["waited for it (us)"] = max(0, waited_ns) / 1000
+    return facts
+
+
+def _under_way(operation: TracedOperation, message: Message | None) -> Slice:
+    """Its messages had left, and the rank did something else."""
+    end_ns = operation.start_ns
+    if message is not None:
+        end_ns = max(operation.departed_ns, min(end_ns, message.arrived_ns))
+    return Slice(
+        name=operation.name,
+        start_ns=operation.departed_ns,
+        end_ns=end_ns,
+        facts={"sequence": operation.sequence},
+        flow=None if message is None else _message_flow(message, is_first=True),
+    )
+
+
+def _message_flow(message: Message, *, is_first: bool) -> Flow:
+    return Flow(number=_FIRST_MESSAGE + message.index, is_first=is_first, is_last=not is_first)
 
 
 def _place(rank: TracedRank) -> tuple[int, int, int, int]:
@@ -176,26 +309,38 @@ def _laid(name: str, slices: Sequence[Slice]) -> Iterator[Track]:
         yield Track(name=name if number == 1 else f"{name} ({number})", slices=tuple(lane.slices))
 
 
+@dataclass(slots=True)
+class _Ends:
+    """When the first and the last slice of a flow began, each with its rank."""
+
+    number: int
+    first: tuple[int, int]
+    last: tuple[int, int]
+
+
 class _Flows:
     """Which slices of several tracks belong together."""
 
-    def __init__(self, ranks: Sequence[TracedRank], layout: Layout) -> None:
-        ends: dict[Hashable, tuple[tuple[int, int], tuple[int, int]]] = {}
-        for rank in ranks:
-            for key, span in _joined(rank, layout):
-                begun = (span.start_ns, rank.rank)
-                first, last = ends.get(key, (begun, begun))
-                ends[key] = (min(first, begun), max(last, begun))
-        several = ((key, each) for key, each in ends.items() if each[0] != each[1])
-        self._ends = {key: (number, *each) for number, (key, each) in enumerate(several, 1)}
+    def __init__(self) -> None:
+        self._ends: dict[Hashable, _Ends] = {}
+
+    def add(self, rank: TracedRank, layout: Layout) -> None:
+        """One more rank."""
+        for key, span in _joined(rank, layout):
+            begun = (span.start_ns, rank.rank)
+            ends = self._ends.get(key)
+            if ends is None:
+                self._ends[key] = _Ends(len(self._ends) + 1, begun, begun)
+            else:
+                ends.first, ends.last = min(ends.first, begun), max(ends.last, begun)
 
     def of(self, key: Hashable | None, span: Span, rank: TracedRank) -> Flow | None:
         """The flow that a span belongs to; None where nothing else does."""
-        if key is None or key not in self._ends:
+        ends = None if key is None else self._ends.get(key)
+        if ends is None or ends.first == ends.last:
             return None
-        number, first, last = self._ends[key]
         begun = (span.start_ns, rank.rank)
-        return Flow(number=number, is_first=begun == first, is_last=begun == last)
+        return Flow(number=ends.number, is_first=begun == ends.first, is_last=begun == ends.last)
 
 
 def _joined(rank: TracedRank, layout: Layout) -> Iterator[tuple[Hashable, Span]]:

@@ -176,6 +176,15 @@ def test_clocks_of_nodes_are_put_beside_each_other_by_what_ends_together() -> No
     assert aligned(seen, wrong) == true
 
 
+def test_clocks_follow_from_when_messages_left_and_not_from_when_they_were_waited_for() -> None:
+    """Rank 1 waits for what left long before, when rank 0 has had its part of it already."""
+    first = operation(10, 12)
+    second = replace(operation(20, 21), departed_ns=9 * MS)
+    assert ahead_ns([rank_of(0, (first,)), rank_of(1, (second,))], LAYOUT) == {"n0": 0, "n1": 0}
+    late = operation(20, 21)
+    assert ahead_ns([rank_of(0, (first,)), rank_of(1, (late,))], LAYOUT)["n1"] > 0
+
+
 def test_clocks_that_may_be_the_same_are_left_as_they_are() -> None:
     # Rank 1 notices each end 3 ms late.
     first = tuple(operation(10 * each, 10 * each + 4, sequence=each) for each in range(1, 9))

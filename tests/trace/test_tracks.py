@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as trace_pb2
 
 from outlast.layout import Layout
+from outlast.trace.clocks import ahead_ns, aligned
 from outlast.trace.pftrace import parts
-from outlast.trace.ranks import TracedRank
-from outlast.trace.tracks import Mark, Slice, rank_tracks
-from tests.trace.test_trace import MS, a_pass, operation, rank_of, step
+from outlast.trace.ranks import TracedRank, cut, traced_ranks
+from outlast.trace.stored import StoredRanks
+from outlast.trace.tracks import Mark, Overview, Slice, copy_marks, rank_tracks
+from outlast.v1 import ranks_pb2
+from tests.trace.test_timeline import PIPELINE, a_pipeline
+from tests.trace.test_trace import MS, a_pass, a_phase, operation, rank_of, step
 
 LAYOUT = Layout(pp=2, dp=2)
 
@@ -115,6 +119,77 @@ def test_an_arrow_follows_a_micro_batch_through_the_stages() -> None:
         [(first, "forward"), (last, "forward")],
         [(first, "forward"), (last, "forward"), (last, "backward"), (first, "backward")],
     ]
+
+
+def test_an_arrow_leads_from_a_departure_to_its_transfer() -> None:
+    """Two messages: one is waited for before it leaves, the other after it has arrived."""
+    found = {each.rank: each for each in rank_tracks(a_pipeline(), PIPELINE)}
+    sent = {track.name: track.slices for track in found[0].tracks}
+    received = {track.name: track.slices for track in found[1].tracks}
+    away, first, second = sent["pp under way"], *received["pp"][1::2]
+    assert [(each.start_ns // MS, each.end_ns // MS) for each in away] == [(4, 6), (8, 15)]
+    # Within the receive that it ends: for 3 ms that waited for its sender.
+    assert [each.name for each in received["pp"]] == ["recv", "transfer"] * 2
+    assert (first.start_ns, first.end_ns) == (4 * MS + 1, 6 * MS)
+    assert received["pp"][0].facts["waited for it (us)"] == 3000
+    assert received["pp"][0].facts["peer"] == "rank 0"
+    for departure, transfer in zip(away, (first, second), strict=True):
+        assert departure.flow is not None
+        assert transfer.flow is not None
+        assert departure.flow.number == transfer.flow.number
+        assert (departure.flow.is_first, transfer.flow.is_last) == (True, True)
+        assert departure.start_ns < transfer.start_ns
+    # The wait for the end of a send that left before is no part of it.
+    assert [each.flow for each in sent["pp"]] == [None, None]
+
+
+def test_checkpoints_are_marks_when_the_last_rank_went_on() -> None:
+    steps = (step(1, 0, 10), step(2, 20, 30), step(3, 30, 40))
+
+    def saved(number: int, until_ms: int) -> TracedRank:
+        spans = (a_phase("checkpoint", 10, until_ms), a_phase("checkpoint", 31, 32))
+        return replace(rank_of(number, (), steps, layout=LAYOUT), spans=spans)
+
+    overview = Overview([saved(0, 14), saved(1, 17)], LAYOUT)
+    marks = [(mark.name, mark.at_ns // MS, mark.facts["ranks"]) for mark in copy_marks(overview)]
+    assert marks == [
+        ("checkpoint of step 1 taken", 17, "2"),
+        ("checkpoint of step 2 taken", 32, "2"),
+    ]
+
+
+def test_ranks_that_are_kept_on_disk_are_the_same() -> None:
+    sent = [
+        ranks_pb2.ReadTimesResponse(node=f"n{number}", rank=number, times=some_times(number))
+        for number in range(4)
+    ]
+    whole = traced_ranks(sent, LAYOUT)
+    ahead = {"n0": 0, "n1": 5, "n2": 0, "n3": -7}
+    with StoredRanks(LAYOUT) as stored:
+        for each in (sent[3], sent[1], sent[0], sent[2], sent[1]):
+            stored.put(each)
+        assert list(stored) == whole
+        assert stored[1:3] == whole[1:3]
+        assert ahead_ns(stored, LAYOUT) == ahead_ns(whole, LAYOUT)
+        stored.align(ahead)
+        stored.cut(2, 2)
+        assert list(stored) == cut(aligned(whole, ahead), 2, 2)
+
+
+def some_times(number: int) -> ranks_pb2.RankTimes:
+    """Two steps with a collective each; the rank is still in the second."""
+    times = ranks_pb2.RankTimes()
+    for each in (1, 2):
+        times.steps.add(step=each, start_ns=100 * each, end_ns=100 * each + 100)
+        times.operations.add(
+            op="all_reduce",
+            group="world",
+            sequence=each,
+            detail=-1,
+            start_ns=100 * each + number,
+            end_ns=150 if each == 1 else 0,
+        )
+    return times
 
 
 def packets(ranks: list[TracedRank], *marks: Mark) -> list[Any]:

@@ -77,6 +77,7 @@ def test_a_checkpoint_does_not_write_the_job_again() -> None:
     for change in changes:
         before.apply(decode_change(json.loads(json.dumps(encode_change(change)))))
     assert before.jobs[JOB].committed_step == 6
+    assert before.jobs[JOB].committed_s == job.committed_s == driver.now_s
     assert before.jobs[JOB].account.seconds == job.account.seconds
 
 
