@@ -48,6 +48,7 @@ class Job(google.protobuf.message.Message):
     LOSS_FIELD_NUMBER: builtins.int
     TOKENS_PER_S_FIELD_NUMBER: builtins.int
     COMMITTED_STEP_FIELD_NUMBER: builtins.int
+    COMMITTED_S_FIELD_NUMBER: builtins.int
     RETRY_LEFT_FIELD_NUMBER: builtins.int
     OPEN_INCIDENT_FIELD_NUMBER: builtins.int
     SPEC_FIELD_NUMBER: builtins.int
@@ -92,6 +93,8 @@ class Job(google.protobuf.message.Message):
     loss: builtins.float
     tokens_per_s: builtins.float
     committed_step: builtins.int
+    committed_s: builtins.float
+    """When the controller heard of it; absent where that is not known."""
     retry_left: builtins.int
     open_incident: builtins.str
     restarts: builtins.int
@@ -193,6 +196,7 @@ class Job(google.protobuf.message.Message):
         loss: builtins.float | None = ...,
         tokens_per_s: builtins.float = ...,
         committed_step: builtins.int | None = ...,
+        committed_s: builtins.float | None = ...,
         retry_left: builtins.int = ...,
         open_incident: builtins.str = ...,
         spec: google.protobuf.struct_pb2.Struct | None = ...,
@@ -224,8 +228,10 @@ class Job(google.protobuf.message.Message):
         perplexity: builtins.float | None = ...,
         epochs: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_epochs", b"_epochs", "_exit_code", b"_exit_code", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_perplexity", b"_perplexity", "_step_use", b"_step_use", "committed_step", b"committed_step", "epochs", b"epochs", "exit_code", b"exit_code", "finished_s", b"finished_s", "grad_norm", b"grad_norm", "learning_rate", b"learning_rate", "loss", b"loss", "perplexity", b"perplexity", "spec", b"spec", "step_use", b"step_use"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_committed_step", b"_committed_step", "_epochs", b"_epochs", "_exit_code", b"_exit_code", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_perplexity", b"_perplexity", "_step_use", b"_step_use", "attempt", b"attempt", "checkpoint_url", b"checkpoint_url", "chosen_starts", b"chosen_starts", "committed_step", b"committed_step", "data_left_out", b"data_left_out", "device", b"device", "environment", b"environment", "environment_changes", b"environment_changes", "epochs", b"epochs", "error", b"error", "ettr", b"ettr", "ettr_last_hour", b"ettr_last_hour", "exit_code", b"exit_code", "finished_s", b"finished_s", "full_model_flops_per_s", b"full_model_flops_per_s", "grad_norm", b"grad_norm", "hardware_flops_per_s", b"hardware_flops_per_s", "job_id", b"job_id", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_per_s", b"model_flops_per_s", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "owner", b"owner", "peak_flops_per_s", b"peak_flops_per_s", "perplexity", b"perplexity", "priority", b"priority", "queue_position", b"queue_position", "ranks", b"ranks", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "seconds", b"seconds", "skipped", b"skipped", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "step_use", b"step_use", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps", "yields", b"yields"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_committed_s", b"_committed_s", "_committed_step", b"_committed_step", "_epochs", b"_epochs", "_exit_code", b"_exit_code", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_perplexity", b"_perplexity", "_step_use", b"_step_use", "committed_s", b"committed_s", "committed_step", b"committed_step", "epochs", b"epochs", "exit_code", b"exit_code", "finished_s", b"finished_s", "grad_norm", b"grad_norm", "learning_rate", b"learning_rate", "loss", b"loss", "perplexity", b"perplexity", "spec", b"spec", "step_use", b"step_use"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_committed_s", b"_committed_s", "_committed_step", b"_committed_step", "_epochs", b"_epochs", "_exit_code", b"_exit_code", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_perplexity", b"_perplexity", "_step_use", b"_step_use", "attempt", b"attempt", "checkpoint_url", b"checkpoint_url", "chosen_starts", b"chosen_starts", "committed_s", b"committed_s", "committed_step", b"committed_step", "data_left_out", b"data_left_out", "device", b"device", "environment", b"environment", "environment_changes", b"environment_changes", "epochs", b"epochs", "error", b"error", "ettr", b"ettr", "ettr_last_hour", b"ettr_last_hour", "exit_code", b"exit_code", "finished_s", b"finished_s", "full_model_flops_per_s", b"full_model_flops_per_s", "grad_norm", b"grad_norm", "hardware_flops_per_s", b"hardware_flops_per_s", "job_id", b"job_id", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_per_s", b"model_flops_per_s", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "owner", b"owner", "peak_flops_per_s", b"peak_flops_per_s", "perplexity", b"perplexity", "priority", b"priority", "queue_position", b"queue_position", "ranks", b"ranks", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "seconds", b"seconds", "skipped", b"skipped", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "step_use", b"step_use", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps", "yields", b"yields"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_committed_s", b"_committed_s"]) -> typing.Literal["committed_s"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_committed_step", b"_committed_step"]) -> typing.Literal["committed_step"] | None: ...
     @typing.overload

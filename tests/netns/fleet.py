@@ -24,6 +24,8 @@ DEADLINE_S = 180.0
 HEALTHY_MBIT = 1_000
 _NETWORK = "10.231.77"
 _HUB = f"{_NETWORK}.254"
+# Of the controller, inside the hub.
+HTTP = f"{_HUB}:7071"
 
 
 def why_not() -> str:
@@ -54,11 +56,28 @@ class Fleet:
     def nodes(self) -> list[str]:
         return list(self._names)
 
+    @property
+    def in_hub(self) -> list[str]:
+        """What a command begins with that is to run beside the controller."""
+        return self._inside("hub")
+
+    def api(self, path: str) -> Any:
+        """What the controller's JSON API answers."""
+        program = (
+            "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
+        )
+        command = [*self.in_hub, sys.executable, "-c", program, f"http://{HTTP}/api/v1{path}"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
     def outlast(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run `outlast` beside the controller."""
         command = ["-m", "outlast.cli.main", *arguments, "--state-dir", str(self._state_dir)]
         done = subprocess.run(
-            [*self._inside("hub"), sys.executable, *command],
+            [*self.in_hub, sys.executable, *command],
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,
@@ -214,14 +233,16 @@ class Fleet:
     def _start_controller(self) -> None:
         arguments = ["controller", "--state-dir", str(self._state_dir)]
         # Nobody else is in these namespaces.
-        arguments += ["--grpc", f"{_HUB}:7070", "--http", f"{_HUB}:7071", "--insecure-i-know"]
+        arguments += ["--grpc", f"{_HUB}:7070", "--http", HTTP]
+        arguments += ["--open-http", "--insecure-i-know"]
         self._controller = self._spawn("hub", ["outlast.cli.main", *arguments], "controller", {})
 
     def _start_agent(self, node: str, number: int) -> None:
         folder = self._folder / node
         environment: dict[str, str] = {}
         if number == len(self._names) - 1:
-            environment["PYTHONPATH"] = str(ONE_BIT_OFF)
+            paths = [str(ONE_BIT_OFF), os.environ.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
             environment["OUTLAST_TEST_ONE_BIT_OFF"] = str(self._flaw)
         arguments = [
             *("controller.agent", "--node", node, "--controller", f"{_HUB}:7070"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,19 +18,30 @@ DEADLINE_MS = 60_000
 
 
 @contextmanager
-def browser() -> Iterator[Any]:
-    """Chromium of the distribution; skips without one."""
+def browser(inside: Sequence[str] = ()) -> Iterator[Any]:
+    """Chromium of the distribution; skips without one. `inside` is what its command begins with, as
+    one that runs it in another network namespace."""
     path = shutil.which("chromium")
     driver = pytest.importorskip("playwright.sync_api", reason=WHY_NOT)
     if path is None:
         pytest.skip(WHY_NOT)
-    with driver.sync_playwright() as playwright:
+    with ExitStack() as stack:
+        if inside:
+            folder = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="outlast-browser-"))
+            )
+            path = str(_script(folder / "chromium", [*inside, path]))
+        playwright = stack.enter_context(driver.sync_playwright())
         # Root, as which tests run in containers, has no sandbox.
         launched = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        try:
-            yield launched
-        finally:
-            launched.close()
+        stack.callback(launched.close)
+        yield launched
+
+
+def _script(path: Path, command: Sequence[str]) -> Path:
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    path.chmod(0o700)
+    return path
 
 
 class Visit:

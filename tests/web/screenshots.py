@@ -1,4 +1,5 @@
-"""Pictures of the page, of a job that has survived a fault and of one that hangs.
+"""Pictures of the page: of a job that has survived a fault and of one that hangs, of a pipeline
+with a bubble and of one with a slow link.
 
     python -m tests.web.screenshots [FOLDER]   every page in two sizes and both themes
 
@@ -11,12 +12,18 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.controller.access.certificates import tokens_file
 from tests.controller.processes import ROOT, UP, Controller, controller
-from tests.e2e.cluster import Cluster
+from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.throttled import throttled
+from tests.netns.fleet import HTTP, why_not
+from tests.netns.slow_link import slow_link
+from tests.web import pipelines
 from tests.web.browser import Visit, browser
 
 SPEC: dict[str, Any] = {
@@ -38,73 +45,131 @@ SHOWN = {
     ("ranks", "wide", "dark"),
     ("incident", "wide", "light"),
     ("heat-map", "wide", "light"),
+    ("timeline", "wide", "light"),
+    ("bubble", "wide", "light"),
+    ("slow-link", "wide", "light"),
+    ("login", "wide", "light"),
 }
+# As many as any of these jobs has.
+NUM_RANKS = 8
 FAULT_STEP, LAST_STEP = 60, 120
 STARVED_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Camera:
+    """Takes pictures with a browser, of the pages at an address."""
+
+    chromium: Any
+    base: str
+    folder: Path
+    wanted: set[tuple[str, str, str]] | None
+
+    def take(self, name: str, path: str, prepare: Callable[[Visit], None] | None = None) -> None:
+        """One page, in the sizes and themes that are wanted."""
+        for size, (width, height) in SIZES.items():
+            for theme in THEMES:
+                if self.wanted is not None and (name, size, theme) not in self.wanted:
+                    continue
+                viewport = {"width": width, "height": height}
+                visit = Visit(self.chromium, self.base, viewport=viewport, color_scheme=theme)
+                visit.open(path)
+                if prepare is not None:
+                    prepare(visit)
+                # What is drawn comes after what is read.
+                visit.page.get_by_text("Loading…").wait_for(state="detached")
+                visit.page.wait_for_timeout(500)
+                into = self.folder / f"page-{name}-{size}-{theme}.png"
+                visit.page.screenshot(path=into, full_page=name != "ranks")
+                print(into)
+                visit.page.close()
 
 
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "pictures"
     wanted = SHOWN if len(sys.argv) == 1 else None
     folder.mkdir(parents=True, exist_ok=True)
-    options = ("--nodes", "4", "--standby", "1", "--workers-per-node", "2")
-    with (
-        tempfile.TemporaryDirectory(prefix="outlast-page-") as name,
-        browser() as chromium,
-        controller(Path(name) / "state", *options, program=UP) as running,
-    ):
-        _take_all(chromium, running, folder, wanted)
+    with tempfile.TemporaryDirectory(prefix="outlast-page-") as name:
+        state = Path(name)
+        options = ("--nodes", "4", "--standby", "1", "--workers-per-node", "2")
+        with browser() as chromium:
+            with controller(state / "state", *options, program=UP) as running:
+                camera = Camera(chromium, f"http://{running.http}", folder, wanted)
+                _take_job(camera, running)
+                _take_bubble(camera, running)
+            tokens = state / "tokens.yaml"
+            tokens_file(tokens)
+            with controller(state / "asks", "--tokens-file", str(tokens)) as running:
+                Camera(chromium, f"http://{running.http}", folder, wanted).take("login", "/jobs")
+        if reason := why_not():
+            print(f"no picture of a slow link: {reason}")
+            return
+        place = state / "fleet"
+        place.mkdir()
+        with slow_link(place) as (fleet, job_id), browser(fleet.in_hub) as chromium:
+            camera = Camera(chromium, f"http://{HTTP}", folder, wanted)
+            camera.take(
+                "slow-link", f"/jobs/{job_id}/timeline", lambda visit: _choose(visit, "recv")
+            )
 
 
-def _take_all(
-    chromium: Any, running: Controller, folder: Path, wanted: set[tuple[str, str, str]] | None
-) -> None:
+def _take_job(camera: Camera, running: Controller) -> None:
+    """A job that has survived the loss of a rank, and its heat map and ranks while one is slow or
+    stands still."""
     cluster = Cluster(running.state_dir, lambda: running.grpc)
     cluster.wait_nodes(5)
     with cluster.client as client:
         job_id = client.submit(SPEC).job_id
     cluster.wait_step(job_id, FAULT_STEP)
-    cluster.kill_rank(job_id, 1, 3)
+    attempt = cluster.job(job_id).attempt
+    cluster.kill_rank(job_id, attempt, 3)
+    wait_for(lambda: cluster.job(job_id).attempt > attempt, "the next attempt")
     cluster.wait_step(job_id, LAST_STEP)
-    pages = {
-        "jobs": "/jobs",
-        "job": f"/jobs/{job_id}",
-        "nodes": "/nodes",
-        "node": "/nodes/node-0",
-        "incidents": "/incidents",
-        "incident": f"/incidents/{job_id}.i1",
-        "submit": "/submit",
-        # Last: they hold up ranks.
-        "heat-map": f"/jobs/{job_id}/heat-map",
-        "ranks": f"/jobs/{job_id}/ranks",
-    }
-    for name, path in pages.items():
-        if name == "heat-map":
-            with throttled(cluster.presents(job_id, 2)[5].pid, runs_s=0.01, stands_s=0.03):
-                cluster.wait_step(job_id, cluster.job(job_id).step + STARVED_STEPS)
-        if name == "ranks":
-            os.kill(cluster.presents(job_id, 2)[5].pid, signal.SIGSTOP)
-        for size, (width, height) in SIZES.items():
-            for theme in THEMES:
-                if wanted is None or (name, size, theme) in wanted:
-                    viewport = {"width": width, "height": height}
-                    visit = Visit(
-                        chromium, f"http://{running.http}", viewport=viewport, color_scheme=theme
-                    )
-                    _take(visit, name, path, folder / f"page-{name}-{size}-{theme}.png")
+    camera.take("jobs", "/jobs")
+    camera.take("job", f"/jobs/{job_id}")
+    camera.take("nodes", "/nodes")
+    camera.take("node", "/nodes/node-0")
+    camera.take("incidents", "/incidents")
+    camera.take("incident", f"/incidents/{cluster.incidents(job_id)[-1].incident_id}")
+    camera.take("submit", "/submit")
+    camera.take("timeline", f"/jobs/{job_id}/timeline", lambda visit: _choose(visit, "dp"))
+    slow = cluster.presents(job_id, cluster.job(job_id).attempt)[5].pid
+    with throttled(slow, runs_s=0.01, stands_s=0.03):
+        cluster.wait_step(job_id, cluster.job(job_id).step + STARVED_STEPS)
+    camera.take("heat-map", f"/jobs/{job_id}/heat-map")
+    os.kill(slow, signal.SIGSTOP)
+    try:
+        camera.take("ranks", f"/jobs/{job_id}/ranks", _choose_stopped)
+    finally:
+        os.kill(slow, signal.SIGCONT)
+    with cluster.client as client:
+        client.cancel(job_id)
+    cluster.wait_state(job_id, "CANCELLED")
 
 
-def _take(visit: Visit, name: str, path: str, into: Path) -> None:
-    visit.open(path)
-    if name == "ranks":
-        visit.shows("is stopped")
-        visit.page.get_by_role("application").press("ArrowRight")
-    # What is drawn comes after what is read.
-    visit.page.get_by_text("Loading…").wait_for(state="detached")
-    visit.page.wait_for_timeout(500)
-    visit.page.screenshot(path=into, full_page=name != "ranks")
-    print(into)
-    visit.page.close()
+def _take_bubble(camera: Camera, running: Controller) -> None:
+    """A step of a pipeline that has fewer micro-batches than stages."""
+    cluster = Cluster(running.state_dir, lambda: running.grpc)
+    with cluster.client as client:
+        job_id = client.submit(pipelines.SPEC).job_id
+    cluster.wait_step(job_id, STARVED_STEPS)
+    camera.take("bubble", f"/jobs/{job_id}/timeline", lambda visit: _choose(visit, "recv"))
+
+
+def _choose_stopped(visit: Visit) -> None:
+    visit.shows("is stopped")
+    visit.shows("Who waits for whom")
+    visit.page.get_by_role("application").press("ArrowRight")
+
+
+def _choose(visit: Visit, word: str) -> None:
+    """Go through the last rank's operations to the first whose words have this one."""
+    canvas = visit.page.get_by_role("application")
+    for _ in range(NUM_RANKS):
+        canvas.press("ArrowDown")
+    status = visit.page.get_by_role("main").get_by_role("status")
+    while word not in status.inner_text().split():
+        canvas.press("ArrowRight")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from tests.controller.access.certificates import tokens_file
 from tests.controller.processes import UP, Controller, controller
 from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.throttled import throttled
+from tests.web import pipelines
 from tests.web.browser import Visit, browser
 
 # Hangs are shown here and not acted upon, so that they last until they were seen.
@@ -42,6 +43,7 @@ data: {global_batch: 4, max_bytes: 65536}
 resources: {workers_per_node: 1, device: cpu}
 recovery: {preflight: false}
 """
+SUMMED = ("step_s", "bubble_s")
 PAGES = (
     "/jobs",
     "/jobs/JOB",
@@ -198,6 +200,34 @@ def test_the_rank_that_holds_up_the_others_is_named(
     visit.is_fit_for_all()
 
 
+def test_a_hang_is_an_incident_that_opens_and_is_resolved_before_ones_eyes(
+    chromium: Any, tmp_path: Path
+) -> None:
+    """Here the hang is acted upon: the stopped rank's worker is replaced, and training goes on."""
+    options = ("--local-nodes", "2", "--workers-per-node", "1")
+    with controller(tmp_path / "state", *options) as found:
+        cluster = cluster_of(found)
+        cluster.wait_nodes(2)
+        job_id = cluster.submit(name="stopped", steps=100_000)
+        cluster.wait_step(job_id, 30)
+        incidents = Visit(chromium, base_of(found))
+        incidents.open("/incidents")
+        incidents.shows("No incidents")
+        ranks = Visit(chromium, base_of(found))
+        ranks.open(f"/jobs/{job_id}/ranks")
+        os.kill(cluster.presents(job_id, cluster.job(job_id).attempt)[1].pid, signal.SIGSTOP)
+        row = incidents.page.get_by_role("row").filter(has_text=job_id)
+        row.locator(".state", has_not_text="CLOSED").wait_for()
+        ranks.shows("Last faults")
+        ranks.page.get_by_role("button", name="rank 1").first.click()
+        ranks.page.get_by_role("definition").filter(has_text=f"{job_id}.i1").wait_for()
+        row.get_by_text("CLOSED").wait_for()
+        row.get_by_role("link", name=f"{job_id}.i1").click()
+        incidents.shows("rank 1 stopped by a signal")
+        for visit in (incidents, ranks):
+            visit.is_fit_for_all()
+
+
 def test_a_slow_rank_is_seen_on_the_heat_map(
     chromium: Any, running: Controller, job_id: str
 ) -> None:
@@ -246,6 +276,42 @@ def test_a_slow_rank_is_seen_on_the_heat_map(
 
 def picture_of(canvas: Any) -> str:
     return str(canvas.evaluate("canvas => canvas.toDataURL()"))
+
+
+def test_a_bubble_is_seen_in_the_timeline_of_a_step(chromium: Any, tmp_path: Path) -> None:
+    """Four stages with two micro-batches: each stands still for more than half of the time."""
+    options = ("--local-nodes", "2", "--workers-per-node", "2")
+    with controller(tmp_path / "state", *options) as found:
+        cluster = cluster_of(found)
+        cluster.wait_nodes(2)
+        with cluster.client as client:
+            job_id = client.submit(pipelines.SPEC).job_id
+        cluster.wait_step(job_id, 10)
+        url = f"{base_of(found)}/api/v1/jobs/{job_id}/timeline"
+        with urllib.request.urlopen(url, timeout=30) as response:
+            step = json.load(response)
+        total = {name: sum(each[name] for each in step["tracks"]) for name in SUMMED}
+        assert total["bubble_s"] > pipelines.BUBBLE / 2 * total["step_s"]
+        # Each message was noted by both of its ends.
+        messages = [
+            bar for track in step["tracks"] for bar in track["bars"] if bar["name"] == "recv"
+        ]
+        assert len(messages) == 2 * (pipelines.STAGES - 1) * pipelines.MICRO_BATCHES
+        assert all(bar["last"] == bar["peer"] for bar in messages)
+        visit = Visit(chromium, base_of(found))
+        visit.open(f"/jobs/{job_id}/timeline/{step['step']}")
+        share = 100 * total["bubble_s"] / total["step_s"]
+        visit.shows(f"bubble {share:.1f} %")
+        canvas = visit.page.get_by_role("application")
+        status = visit.page.get_by_role("main").get_by_role("status")
+        for _ in range(pipelines.STAGES):
+            canvas.press("ArrowDown")
+        while "pp recv" not in status.inner_text():
+            canvas.press("ArrowRight")
+        told = status.inner_text()
+        assert f"From rank {pipelines.STAGES - 2}: waited" in told
+        assert "another stage had its turn" in told
+        visit.is_fit_for_all()
 
 
 def slowdown(running: Controller, job_id: str) -> float:

@@ -14,6 +14,8 @@ const MOST = 64;
 const LEFT_PX = 56;
 const BOTTOM_PX = 18;
 const [ROW_PX, LEAST_PX, MOST_PX] = [26, 180, 720];
+// Of what is hidden beneath a rank's work, and of a row that has room for it.
+const [HIDDEN_PX, LEAST_ROW_PX] = [5, 10];
 const WORK = "own work";
 const COLORS = {
   forward: "--green", backward: "--blue", optimizer: "--good", tp: "--orange", pp: "--yellow", dp: "--red", ep: "--purple", expert_dp: "--purple",
@@ -36,20 +38,64 @@ function coordinates(rank, { tp, dp }) {
   return { tp: rank % tp, dp: Math.floor(rank / tp) % dp, pp: Math.floor(rank / (tp * dp)) };
 }
 
-/** Whether two bars are two ranks' parts of one collective. */
+const isMessage = ({ name }) => name === "send" || name === "recv";
+
+/** Whether two bars are two ranks' parts of one collective, or both ends of one message. */
 function isSame(one, other, layout) {
-  if (one.bar.last === null || one.bar.group !== other.bar.group) return false;
+  if (one.bar.group !== other.bar.group) return false;
+  if (isMessage(one.bar)) {
+    if (one.rank === other.rank) return one.bar === other.bar;
+    const isOpposite = isMessage(other.bar) && one.bar.name !== other.bar.name;
+    const areEnds = one.bar.peer === other.rank && other.bar.peer === one.rank;
+    return isOpposite && areEnds && one.bar.message !== null && one.bar.message === other.bar.message;
+  }
+  if (one.bar.last === null) return false;
   if (one.bar.sequence !== other.bar.sequence || one.bar.name !== other.bar.name) return false;
   const [first, second] = [one, other].map((each) => keyOf(coordinates(each.rank, layout), each.bar.group, layout));
   return first === second;
 }
 
-/** The parts that the ranks shown have in the collective of a bar, its own among them. */
+/** The parts that the ranks shown have in what a bar is of, its own among them. */
 function partsOf(data, chosen) {
-  if (!chosen || chosen.bar.last === null) return [];
+  if (!chosen || !chosen.bar.group) return [];
   return data.tracks.flatMap((track) => track.bars
     .map((bar) => ({ rank: track.rank, bar }))
     .filter((each) => isSame(chosen, each, data.layout)));
+}
+
+/** Diagonal lines, for time in which nothing could be done. */
+function hatching(ctx) {
+  const tile = new OffscreenCanvas(6, 6);
+  const lines = tile.getContext("2d");
+  lines.fillStyle = colorOf("--card");
+  lines.fillRect(0, 0, 6, 6);
+  lines.strokeStyle = colorOf("--quiet");
+  lines.beginPath();
+  for (const at of [-6, 0, 6]) {
+    lines.moveTo(at, 6);
+    lines.lineTo(at + 6, 0);
+  }
+  lines.stroke();
+  return ctx.createPattern(tile, "repeat");
+}
+
+/** A bar's parts in order, each with its end in seconds: bubble, waiting for a late rank, the rest. */
+function partsOfWait(bar) {
+  const bubble = bar.begun_s + bar.bubble_s;
+  const waited = Math.min(bar.ended_s, Math.max(bubble, bar.begun_s + bar.waited_s));
+  return [["bubble", bubble], ["waited", waited], ["", bar.ended_s]];
+}
+
+function paintBar(ctx, bar, color, hatched, box) {
+  let from = bar.begun_s;
+  for (const [kind, until] of partsOfWait(bar)) {
+    if (until <= from && !(kind === "" && from === bar.begun_s)) continue;
+    ctx.globalAlpha = kind === "waited" ? 0.55 : 1;
+    ctx.fillStyle = kind === "bubble" ? hatched : color;
+    ctx.fillRect(...box(from, until));
+    from = until;
+  }
+  ctx.globalAlpha = 1;
 }
 
 function paint(ctx, data, kinds, seen, chosen, parts, { across, down }) {
@@ -57,7 +103,10 @@ function paint(ctx, data, kinds, seen, chosen, parts, { across, down }) {
   const perS = across / seen.w;
   const at = (seconds) => LEFT_PX + (seconds - seen.x) * perS;
   const rows = new Map(data.tracks.map((track, index) => [track.rank, index]));
-  const box = (bar, row) => [at(bar.begun_s), (row - seen.y) * rowPx + 2, Math.max(1, (bar.ended_s - bar.begun_s) * perS), rowPx - 4];
+  const top = (row) => (row - seen.y) * rowPx + 2;
+  const span = (from, until, row) => [at(from), top(row), Math.max(1, (until - from) * perS), rowPx - 4];
+  const box = (bar, row) => span(bar.begun_s, bar.ended_s, row);
+  const hatched = hatching(ctx);
   const colors = Object.fromEntries(kinds.map(([kind, isWork]) => [kind, colorOf(colorName(kind, isWork))]));
   ctx.save();
   ctx.beginPath();
@@ -67,11 +116,15 @@ function paint(ctx, data, kinds, seen, chosen, parts, { across, down }) {
   ctx.fillRect(LEFT_PX, 0, across, down);
   data.tracks.forEach((track, row) => track.bars.forEach((bar) => {
     if (bar.ended_s < seen.x || bar.begun_s > seen.x + seen.w) return;
-    ctx.globalAlpha = bar.group && bar.waited_s > 0 ? 0.55 : 1;
-    ctx.fillStyle = colors[kindOf(bar)];
-    ctx.fillRect(...box(bar, row));
+    paintBar(ctx, bar, colors[kindOf(bar)], hatched, (from, until) => span(from, until, row));
   }));
-  ctx.globalAlpha = 1;
+  if (rowPx >= LEAST_ROW_PX) {
+    data.tracks.forEach((track, row) => track.bars.forEach((bar) => {
+      if (bar.departed_s === null || bar.begun_s < seen.x || bar.departed_s > seen.x + seen.w) return;
+      ctx.fillStyle = colors[kindOf(bar)];
+      ctx.fillRect(at(bar.departed_s), top(row) + rowPx - 4 - HIDDEN_PX, Math.max(1, bar.hidden_s * perS), HIDDEN_PX);
+    }));
+  }
   ctx.strokeStyle = colorOf("--ink");
   for (const part of parts) {
     ctx.lineWidth = part.rank === chosen.bar.last ? 3 : 1.5;
@@ -145,20 +198,55 @@ function Tracks({ data, chosen, choose }) {
     ...${handlers} onKeyDown=${keyed}></canvas>`;
 }
 
+/** What a wait for a collective was for. */
+function ofCollective(rank, bar) {
+  if (bar.last === null) return "";
+  if (bar.last === rank) return " It began last: the others waited for it.";
+  return ` Waited ${duration(bar.waited_s)} for rank ${bar.last}, which began last.`;
+}
+
+/** Whom a message was for or from, and what a wait for it was for. */
+function ofMessage(bar, other) {
+  if (bar.peer === null) return " Its other end is not known.";
+  const transfer = duration(bar.ended_s - bar.begun_s - bar.waited_s);
+  const ahead = bar.departed_s === null ? "" : duration(bar.begun_s - bar.departed_s);
+  if (bar.name === "recv") {
+    const from = ` From rank ${bar.peer}`;
+    if (bar.last === null) return `${from}, whose part is not known.`;
+    if (bar.waited_s > 0) return `${from}: waited ${duration(bar.waited_s)} until that had sent it, and ${transfer} for the transfer.`;
+    return `${from}, which had sent it ${ahead || "just"} before: waited ${transfer} for what was left of the transfer.`;
+  }
+  const left = ahead && ` It had left ${ahead} before.`;
+  return ` To rank ${bar.peer}: waited ${transfer} for the end of the transfer.${left}${other ? ` Rank ${bar.peer} had it ${duration(other.ended_s)} into the step.` : ""}`;
+}
+
 function Chosen({ data, chosen }) {
   if (!chosen) return html`<p class="quiet">Choose an operation to see its peers, and whom it waited for.</p>`;
   const { rank, bar } = chosen;
   const where = bar.group ? `${bar.group} ${bar.name} #${bar.sequence}` : kindOf(bar);
   const isOfBatch = bar.detail >= 0 && (bar.group === "pp" || !bar.group);
   const batch = isOfBatch ? ` of micro-batch ${bar.detail}${bar.chunk > 0 ? ` in chunk ${bar.chunk}` : ""}` : "";
-  const peers = partsOf(data, chosen).map((each) => each.rank).filter((each) => each !== rank);
+  const others = partsOf(data, chosen).filter((each) => each.rank !== rank);
+  const peers = isMessage(bar) ? [] : others.map((each) => each.rank);
   return html`<p role="status">
     <strong>Rank ${rank}</strong>: ${where}${batch}, ${duration(bar.ended_s - bar.begun_s)} from ${duration(bar.begun_s)} on${bar.is_over ? "" : ", not left"}.
-    ${bar.last !== null && (bar.last === rank
-      ? " It began last: the others waited for it."
-      : ` Waited ${duration(bar.waited_s)} for rank ${bar.last}, which began last.`)}
+    ${isMessage(bar) ? ofMessage(bar, others[0]?.bar) : ofCollective(rank, bar)}
+    ${bar.bubble_s > 0 && ` Bubble: ${duration(bar.bubble_s)} of it another stage had its turn.`}
+    ${bar.hidden_s > 0 && !isMessage(bar) && ` Before it waited, it was under way for ${duration(bar.hidden_s)}, hidden.`}
     ${peers.length > 0 && ` Peers: ${peers.slice(0, 16).join(", ")}${peers.length > 16 ? " …" : ""}.`}
   </p>`;
+}
+
+const share = (part, whole) => `${(whole > 0 ? (100 * part) / whole : 0).toFixed(1)} %`;
+const withShare = (seconds, track) => html`${duration(seconds)} <span class="quiet">${share(seconds, track.step_s)}</span>`;
+
+/** What all ranks together spent on each other. */
+function Shares({ data }) {
+  const sum = (name) => data.tracks.reduce((total, track) => total + track[name], 0);
+  const of = (name) => share(sum(name), sum("step_s"));
+  return html`<p>Of the time of these ranks: <strong>bubble ${of("bubble_s")}</strong> (another stage of the pipeline had its turn),${" "}
+    <strong>exposed communication ${of("exposed_s")}</strong> (for late ranks, and transfers); <strong>hidden ${of("hidden_s")}</strong> ran
+    behind their work, at most.</p>`;
 }
 
 /** Seconds of each kind by rank, in words and numbers for all. */
@@ -180,16 +268,20 @@ function Sums({ data }) {
   const columns = [
     { name: "Rank", isNumber: true, cell: ({ track }) => track.rank },
     { name: "Node", cell: ({ track }) => track.node },
-    ...kinds.map(([kind, isWork]) => ({ name: isWork ? kind[0].toUpperCase() + kind.slice(1) : `In ${kind}`, isNumber: true, cell: ({ sums }) => duration(sums[kind]) })),
+    { name: "Bubble", isNumber: true, cell: ({ track }) => withShare(track.bubble_s, track) },
+    { name: "Exposed", isNumber: true, cell: ({ track }) => withShare(track.exposed_s, track) },
+    { name: "Hidden", isNumber: true, cell: ({ track }) => withShare(track.hidden_s, track) },
     { name: "Waited for others", isNumber: true, cell: ({ waited }) => duration(waited) },
     { name: "Others waited for it", isNumber: true, cell: ({ heldUp }) => duration(heldUp) },
+    ...kinds.map(([kind, isWork]) => ({ name: isWork ? kind[0].toUpperCase() + kind.slice(1) : `In ${kind}`, isNumber: true, cell: ({ sums }) => duration(sums[kind]) })),
   ];
   return html`<${Table} caption="Where the step went" columns=${columns} rows=${rows} rowKey=${({ track }) => track.rank} />`;
 }
 
 const Legend = ({ data }) => {
-  return html`<p class="quiet legend">${kindsOf(data).map(([kind, isWork]) => html`<span><span style=${{ color: `var(${colorName(kind, isWork)})` }} aria-hidden="true">■</span> ${kind}</span> `)}
-    paler: it waited there for a rank that began later; grey: nothing known.</p>`;
+  return html`<p class="quiet legend">${kindsOf(data).map(([kind, isWork]) => html`<span><span style=${{ color: `var(${colorName(kind, isWork)})` }} aria-hidden="true">■</span> ${kind}</span> `)}</p>
+    <p class="quiet">Communication in full: the rank stood still for it; paler: it waited there for a rank that began later; hatched: for another
+    stage of the pipeline, a bubble; narrow: under way while the rank computed, hidden. Grey: nothing known.</p>`;
 };
 
 export function TimelineView({ name, part }) {
@@ -233,5 +325,5 @@ export function TimelineView({ name, part }) {
           <${Legend} data=${data} />
           <${Chosen} data=${data} chosen=${chosen} />
         </section>
-        <section aria-labelledby="sums"><h2 id="sums">Where the step went</h2><${Sums} data=${data} /></section>`}`;
+        <section aria-labelledby="sums"><h2 id="sums">Where the step went</h2><${Shares} data=${data} /><${Sums} data=${data} /></section>`}`;
 }
