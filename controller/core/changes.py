@@ -346,14 +346,9 @@ def fold(changes: Iterable[StateChange]) -> State:
 
 def with_checkpoint(job: JobRecord, change: CheckpointStored) -> JobRecord:
     """The job once its newest checkpoint is known."""
-    return replace(
-        job,
-        committed_step=change.committed_step,
-        committed_s=change.at_s,
-        high_step=change.high_step,
-        retry_left=change.retry_left,
-        faults_in_row=change.faults_in_row,
-    )
+    stored = replace(job, committed_step=change.committed_step, committed_s=change.at_s)
+    stored = replace(stored, high_step=change.high_step, retry_left=change.retry_left)
+    return replace(stored, faults_in_row=change.faults_in_row)
 
 
 def having_waited(job: JobRecord, change: CheckpointWaited) -> JobRecord:

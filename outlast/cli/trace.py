@@ -68,7 +68,7 @@ def trace(
             output.print_message(f"outlast: missing: {each}")
         if not ranks:
             raise CliError(f"no rank of {found.job_id} has noted anything that is still there")
-        _write(ranks, layout, marks, wanted, to, clocks=clocks)
+        write_trace(ranks, layout, marks, wanted, to, clocks=clocks)
 
 
 def _steps(text: str) -> tuple[int, int] | None:
@@ -171,7 +171,7 @@ def _json(
     yield b"\n]}\n"
 
 
-def _write(
+def write_trace(
     ranks: StoredRanks,
     layout: Layout,
     marks: Sequence[Mark],
@@ -180,6 +180,11 @@ def _write(
     *,
     clocks: Mapping[str, KnownClock],
 ) -> None:
+    """Write what these ranks have noted, in the format that the file's name says.
+
+    Raises:
+        CliError: they have nothing of the wanted steps, or the file cannot be written.
+    """
     from outlast.trace.clocks import ahead_ns
     from outlast.trace.tracks import Overview, copy_marks
 

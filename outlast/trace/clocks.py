@@ -1,9 +1,10 @@
 """Putting the clocks of several nodes beside each other. Pure.
 
-No member of a collective can end it before each of them has begun it. What two nodes say of the
-beginnings and ends of their common collectives therefore bounds how far apart their clocks are,
-from both sides, and the more closely the more often either of them came last. Clocks that may be
-the same by these bounds are taken to be; else the middle between the bounds is.
+No member of a collective can end it before the part of each of them has left, which may be long
+before that one waits for it. What two nodes say of the beginnings and ends of their common
+collectives therefore bounds how far apart their clocks are, from both sides, and the more closely
+the more often either of them came last. Clocks that may be the same by these bounds are taken to
+be; else the middle between the bounds is.
 
 Heartbeats bound the same from both sides (`KnownClock`), less closely as a rule. Where both are
 there, both hold; a node that meets no other in a collective is put where heartbeats say. Where they

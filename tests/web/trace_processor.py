@@ -23,6 +23,8 @@ from perfetto.trace_processor.protos import ProtoFactory
 
 from tests.web.browser import WHY_NOT
 
+# What goes to it at once.
+_PIECE_BYTES = 4 << 20
 # Starts the engine, and remembers what it answers.
 _START = """folder => new Promise((resolve, reject) => {
   const engine = new Worker(`/${folder}/engine_bundle.js`);
@@ -76,8 +78,10 @@ class TraceProcessor:
         self._page.goto(f"{address}/{engine.parent.name}/perfetto.css")
         self._page.evaluate(_START, engine.parent.name)
         self._seq = 0
-        loaded = self._asked("TPM_APPEND_TRACE_DATA", append_trace_data=trace)
-        assert not loaded[-1].append_result.error
+        for at in range(0, len(trace), _PIECE_BYTES):
+            piece = trace[at : at + _PIECE_BYTES]
+            loaded = self._asked("TPM_APPEND_TRACE_DATA", append_trace_data=piece)
+            assert not loaded[-1].append_result.error
         self._asked("TPM_FINALIZE_TRACE_DATA")
 
     def query(self, sql: str) -> list[dict[str, Any]]:
