@@ -13,8 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # every process of the tests, many at once.
 COMPILED = $(VENV)/lib/python*/site-packages/torch $(VENV)/lib/python*/site-packages/numpy
 
-.PHONY: demo test test-crash test-seeds test-properties test-fuzz test-kube kube-server test-prometheus test-stores test-foreign \
-	test-web screenshots chaos chaos-full lint rewritten proto clean
+.PHONY: demo test test-crash test-seeds test-properties test-fuzz test-kube kube-server test-prometheus test-postgres test-stores \
+	test-foreign test-web screenshots chaos chaos-full lint rewritten proto clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -70,6 +70,11 @@ kube-server:
 test-prometheus: $(STAMP)
 	tests/prometheus/install.sh
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder tests/prometheus
+
+# The journal in a real PostgreSQL, which it installs on Debian as root.
+test-postgres: $(STAMP)
+	tests/postgres/install.sh
+	$(BIN)/pytest tests/postgres
 
 # The web page in Chromium, which it installs on Debian as root.
 test-web: $(STAMP)

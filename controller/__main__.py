@@ -11,6 +11,7 @@ from pathlib import Path
 from controller import app, config_file
 from controller.addresses import DEFAULT_GRPC, DEFAULT_HTTP
 from controller.options import Options
+from controller.store.postgres import parse_url
 from outlast.log_format import LogFormat, set_up
 from outlast.startup import check_packages
 
@@ -18,6 +19,7 @@ from outlast.startup import check_packages
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m controller", description=__doc__)
     parser.add_argument("--state-dir", required=True, type=Path, help="journal, logs, checkpoints")
+    parser.add_argument("--journal", metavar="URL", help="the journal in PostgreSQL")
     parser.add_argument("--grpc", default=DEFAULT_GRPC, metavar="HOST:PORT")
     parser.add_argument("--http", default=DEFAULT_HTTP, metavar="HOST:PORT")
     parser.add_argument(
@@ -54,6 +56,7 @@ def parse(arguments: list[str] | None) -> Options:
     configuration = config_file.read_or_default(given.config)
     options = Options(
         state_dir=given.state_dir,
+        journal=None if given.journal is None else parse_url(given.journal),
         grpc=given.grpc,
         http=given.http,
         open_http=given.open_http,

@@ -153,8 +153,9 @@ async def assemble(options: Options) -> AsyncIterator[Controller]:
     """Open the journal, take the term, and build everything around the machine."""
     reserve = Reserve(options.state_dir)
     reserve.make_room()
-    database = Database(options.state_dir / JOURNAL)
+    database = Database(options.journal or options.state_dir / JOURNAL)
     try:
+        database.claim()
         yield _build(options, database, reserve)
     finally:
         database.close()

@@ -23,7 +23,7 @@ from controller.guard import Guard
 from controller.items import Item
 from controller.poison import Poison, failed_request, job_at_fault, set_aside
 from controller.read_only import ReadOnly
-from controller.store.database import DiskFullError
+from controller.store.backend import DiskFullError
 from controller.store.journal import Journal
 from controller.transition_log import TransitionLog
 from outlast.clock import Clock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from controller import join_token
 from controller.addresses import DEFAULT_GRPC, DEFAULT_HTTP, parse_address
@@ -16,6 +17,9 @@ from outlast.channel import is_loopback
 from outlast.code.digest import DEFAULT_MAX_BYTES
 from outlast.log_format import LogFormat
 from outlast.startup import python_command
+
+if TYPE_CHECKING:
+    import sqlalchemy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,8 @@ class Options:
     workers_per_node: int = 1
     standby: int = 0
     """Local nodes on top of `local_nodes`."""
+    journal: sqlalchemy.URL | None = None
+    """The PostgreSQL database of the journal; None: a file in `state_dir`."""
     kube: KubeConfig | None = None
     """The Kubernetes cluster that nodes come from; it has none of local nodes then."""
     fresh: bool = False
@@ -72,6 +78,11 @@ class Options:
                 raise ValueError(f"{name} is {getattr(self, name)}; allowed: 0 or more")
         if self.kube is not None and self.local_nodes + self.standby:
             raise ValueError("nodes come from a Kubernetes cluster or run here, not both")
+        if self.journal is not None and self.fresh:
+            raise ValueError(
+                "--fresh forgets the journal in --state-dir; for another one give --journal an "
+                "empty database"
+            )
         if self.workers_per_node < 1:
             raise ValueError(f"workers_per_node is {self.workers_per_node}; allowed: 1 or more")
         for name in ("grpc", "http"):

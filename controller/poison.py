@@ -22,7 +22,7 @@ from collections.abc import Callable
 from controller.core.changes import State
 from controller.core.events import CommandFinished, Event, TimePassed
 from controller.core.machine import OF_PERSONS, Machine
-from controller.store.database import DiskFullError
+from controller.store.backend import DiskFullError
 from controller.store.journal import Journal
 from outlast.errors import FatalError, RetryableError
 from outlast.ids import JobId

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from controller.refusals import ReadOnlyError
-from controller.store.database import DiskFullError
+from controller.store.backend import DiskFullError
 from controller.store.journal import Journal
 from controller.store.reserve import Reserve
 

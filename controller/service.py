@@ -36,8 +36,8 @@ from controller.node_history import NodeHistory
 from controller.poison import Poison
 from controller.read_only import ReadOnly
 from controller.refusals import ServiceStoppedError
+from controller.store.backend import DiskFullError
 from controller.store.curves import Curves, StepRow
-from controller.store.database import DiskFullError
 from controller.store.history import History
 from controller.store.journal import Journal
 from controller.store.reserve import Reserve

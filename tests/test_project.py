@@ -221,7 +221,9 @@ def test_ci_runs_what_a_person_runs() -> None:
     assert os.access(script, os.X_OK)
     lines = script.read_text(encoding="utf-8").splitlines()
     assert "set -euo pipefail" in lines
-    everything = "test test-crash test-kube test-prometheus test-stores test-web chaos"
+    everything = (
+        "test test-crash test-kube test-prometheus test-postgres test-stores test-web chaos"
+    )
     assert [line for line in lines if "make" in line] == [
         "make --jobs 2 .venv/.installed kube-server </dev/null",
         f"exec make {everything} CHAOS='--brief --healthy-s 120' </dev/null",

@@ -18,7 +18,7 @@ from controller.counters import Counters
 from controller.diagnosis.asking import Asking
 from controller.diagnosis.run import DiagnosticsRunner, Progress, Request
 from controller.sessions.session import Sessions
-from controller.store.database import DiskFullError
+from controller.store.backend import DiskFullError
 from controller.store.diagnoses import DONE, INTERRUPTED, RUNNING, Diagnoses
 from diagnostics.core.report import NodeReport, Report
 from outlast.clock import Clock

@@ -29,7 +29,8 @@ from typing import IO
 from urllib.parse import quote
 
 from controller.state_dir import JOURNAL, open_state_dir
-from controller.store.database import BUSY_TIMEOUT_MS, SCHEMA_VERSION
+from controller.store.sqlite import BUSY_TIMEOUT_MS
+from controller.store.tables import SCHEMA_VERSION
 from outlast import __version__
 from outlast.code.digest import CHUNK_BYTES
 from outlast.errors import FatalError
@@ -77,7 +78,7 @@ def back_up(state_dir: Path, file: Path, *, now_s: float) -> Manifest:
     if not journal.is_file():
         raise BackupError(
             f"{state_dir} has no {JOURNAL}: no controller has kept its state there; "
-            "say where with --state-dir"
+            "say where with --state-dir; a journal in PostgreSQL is copied by pg_dump"
         )
     try:
         # In a folder of its own beside the file: whatever ends this, the file is as it was.

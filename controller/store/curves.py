@@ -14,9 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite import insert
 
-from controller.store.database import STEPS, TOKENS, Database, DiskFullError
+from controller.store.backend import DiskFullError
+from controller.store.database import Database
+from controller.store.tables import STEPS, TOKENS
 from outlast.ids import JobId
 from outlast.v1 import common_pb2
 
@@ -105,7 +106,7 @@ class Curves:
         for row in self._unwritten:
             self._version += 1
             values.append(_to_values(row, self._version))
-        statement = insert(STEPS)
+        statement = self._database.insert(STEPS)
         changed: dict[str, sa.ColumnElement[object]] = {
             column.name: statement.excluded[column.name]
             for column in STEPS.columns
@@ -124,11 +125,8 @@ class Curves:
             {"job_id": job, "tokens": self._tail(job).tokens}
             for job in dict.fromkeys(row.job for row in self._unwritten)
         ]
-        total = insert(TOKENS)
-        total = total.on_conflict_do_update(
-            index_elements=["job_id"], set_={"tokens": total.excluded.tokens}
-        )
-        with self._database.transaction() as connection:
+        total = self._database.upsert(TOKENS)
+        with self._database.write() as connection:
             connection.execute(statement, values)
             connection.execute(total, totals)
         self._unwritten.clear()
@@ -174,7 +172,7 @@ class Curves:
         page = (sa.select(STEPS.c.step).where(STEPS.c.job_id == job).order_by(STEPS.c.step)).limit(
             PAGE_ROWS
         )
-        with self._database.transaction() as connection:
+        with self._database.write() as connection:
             gone = connection.execute(
                 sa.delete(STEPS).where(STEPS.c.job_id == job, STEPS.c.step.in_(page))
             )

@@ -11,7 +11,8 @@ import json
 import sqlalchemy as sa
 from google.protobuf import json_format
 
-from controller.store.database import DIAGNOSES, DIAGNOSIS_FINDINGS, FLEET_BASELINES, Database
+from controller.store.database import Database
+from controller.store.tables import DIAGNOSES, DIAGNOSIS_FINDINGS, FLEET_BASELINES
 from diagnostics.core.baseline import Baseline
 from outlast.v1 import diagnostics_pb2
 
@@ -46,7 +47,7 @@ class Diagnoses:
         }
         findings = diagnostics_pb2.DiagnosticRun(findings=run.findings).SerializeToString()
         newest = sa.select(DIAGNOSES.c.run_id).order_by(DIAGNOSES.c.started_s.desc())
-        with self._database.transaction() as connection:
+        with self._database.write() as connection:
             for table in (DIAGNOSES, DIAGNOSIS_FINDINGS):
                 connection.execute(sa.delete(table).where(table.c.run_id == run.run_id))
             connection.execute(sa.insert(DIAGNOSES), row)
@@ -99,7 +100,7 @@ class Diagnoses:
     def save_baseline(self, baseline: Baseline) -> None:
         """Replace what `load_baseline` gives."""
         row = {"key": _BASELINE_KEY, "document": baseline.to_json()}
-        with self._database.transaction() as connection:
+        with self._database.write() as connection:
             connection.execute(
                 sa.delete(FLEET_BASELINES).where(FLEET_BASELINES.c.key == _BASELINE_KEY)
             )

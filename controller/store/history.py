@@ -12,11 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite import insert
 
 from controller.core.changes import JobPut, StateChange
 from controller.core.records import JobRecord
-from controller.store.database import COMMITS, JOB_STATES, Database, DiskFullError
+from controller.store.backend import DiskFullError
+from controller.store.database import Database
+from controller.store.tables import COMMITS, JOB_STATES
 from outlast.ids import JobId
 
 # Of one job. One that is restarted every five minutes for two weeks has as many states.
@@ -99,13 +100,20 @@ class History:
         """
         if not self.has_unwritten:
             return
-        with self._database.transaction() as connection:
+        insert = self._database.insert(COMMITS)
+        # The same step again is another checkpoint when another attempt has saved it.
+        upsert = insert.on_conflict_do_update(
+            index_elements=["job_id", "step"],
+            set_={name: insert.excluded[name] for name in ("attempt", "at_s", "size_bytes")},
+            where=insert.excluded.attempt > COMMITS.c.attempt,
+        )
+        with self._database.write() as connection:
             if self._states:
                 connection.execute(sa.insert(JOB_STATES), [_values(row) for row in self._states])
                 for row in self._states:
                     _trim_states(connection, row)
             if self._commits:
-                connection.execute(_UPSERT, [_values(row) for row in self._commits])
+                connection.execute(upsert, [_values(row) for row in self._commits])
                 for job in dict.fromkeys(row.job for row in self._commits):
                     _trim_commits(connection, job)
         self._states.clear()
@@ -142,7 +150,7 @@ class History:
         """Delete all that is here of a job."""
         self._states = [row for row in self._states if row.job != job]
         self._commits = [row for row in self._commits if row.job != job]
-        with self._database.transaction() as connection:
+        with self._database.write() as connection:
             for table in (JOB_STATES, COMMITS):
                 connection.execute(sa.delete(table).where(table.c.job_id == job))
         self._last.pop(job, None)
@@ -161,15 +169,6 @@ class History:
         )
         self._last[job.job_id] = row
         self._states.append(row)
-
-
-_INSERT = insert(COMMITS)
-# The same step again is another checkpoint when another attempt has saved it.
-_UPSERT = _INSERT.on_conflict_do_update(
-    index_elements=["job_id", "step"],
-    set_={name: _INSERT.excluded[name] for name in ("attempt", "at_s", "size_bytes")},
-    where=_INSERT.excluded.attempt > COMMITS.c.attempt,
-)
 
 
 def _values(row: StateRow | CommitRow) -> dict[str, object]:

@@ -2,9 +2,9 @@
 
 Changes are only ever appended, one commit per batch. The term is raised by
 compare-and-set when a controller starts and is checked in the transaction of
-every append: a deposed controller's write never lands. When the changes have grown
-to a multiple of the last snapshot, the state itself is written as the next one,
-a part at a time, and the changes that it holds are dropped.
+every append (`Database.write`): a deposed controller's write never lands. When the
+changes have grown to a multiple of the last snapshot, the state itself is written as
+the next one, a part at a time, and the changes that it holds are dropped.
 
 What does not belong here: what they mean. Folding them is all that is done, and what a batch
 changes as a whole is worked out in `core.batches`.
@@ -24,14 +24,8 @@ from controller.core.batches import compacted
 from controller.core.changes import State, StateChange, fold
 from controller.core.codec import decode_change, encode_change
 from controller.core.older_journals import Json
-from controller.store.database import (
-    CHANGES,
-    CONTROLLER,
-    POISONED,
-    SCHEMA_VERSION,
-    SNAPSHOTS,
-    Database,
-)
+from controller.store.database import Database
+from controller.store.tables import CHANGES, CONTROLLER, POISONED, SCHEMA_VERSION, SNAPSHOTS
 from outlast.clock import Clock
 from outlast.errors import FatalError
 
@@ -58,10 +52,6 @@ def encoded(change: StateChange) -> str:
 
 class UnreadableJournalError(FatalError):
     """The journal has something that this version does not know, or is damaged."""
-
-
-class DeposedError(FatalError):
-    """Another controller has taken over; this one must not write or act any more."""
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -150,13 +140,7 @@ class Journal:
         Raises:
             DeposedError: it is not.
         """
-        with self._database.transaction() as connection:
-            raised = connection.execute(
-                sa.update(CONTROLLER).where(CONTROLLER.c.term == known).values(term=known + 1)
-            )
-            if raised.rowcount != 1:
-                raise DeposedError(f"journal: another controller took the term after {known}")
-        self.term = known + 1
+        self.term = self._database.raise_term(known)
 
     def load(self) -> State:
         """The state that the journal describes.
@@ -203,8 +187,7 @@ class Journal:
         at_s = self._clock.now_s()
         texts = [encoded(change) for change in compacted(changes)]
         rows = [{"term": self.term, "at_s": at_s, "fact": text} for text in texts]
-        with self._database.transaction() as connection:
-            self._check_term(connection)
+        with self._database.write() as connection:
             # What comes to nothing in all has no row, and an insert of none would add an empty one.
             if rows:
                 _mark_version(connection)
@@ -236,8 +219,7 @@ class Journal:
         `state` must be the fold of exactly what was appended. What is appended from now on
         stays beside the snapshot.
         """
-        with self._database.transaction() as connection:
-            self._check_term(connection)
+        with self._database.write() as connection:
             newest = connection.execute(sa.select(sa.func.max(CHANGES.c.seq))).scalar()
         if newest is not None:
             changes = compacted(state.as_changes())
@@ -254,8 +236,7 @@ class Journal:
             return
         text = f"[{', '.join(draft.encoded)}]"
         values = {"term": self.term, "at_s": self._clock.now_s(), "facts": text}
-        with self._database.transaction() as connection:
-            self._check_term(connection)
+        with self._database.write() as connection:
             _mark_version(connection)
             connection.execute(sa.insert(SNAPSHOTS), {"seq": draft.seq, **values})
             connection.execute(sa.delete(SNAPSHOTS).where(SNAPSHOTS.c.seq < draft.seq))
@@ -284,8 +265,7 @@ class Journal:
         """Note for good that a turn failed on an event, which is skipped from now on."""
         values = {"source": source, "event": event, "error": error}
         newest = sa.select(POISONED.c.seq).order_by(POISONED.c.seq.desc()).limit(MAX_POISONED)
-        with self._database.transaction() as connection:
-            self._check_term(connection)
+        with self._database.write() as connection:
             connection.execute(
                 sa.insert(POISONED), {"term": self.term, "at_s": self._clock.now_s(), **values}
             )
@@ -303,14 +283,5 @@ class Journal:
         Raises:
             DeposedError, DatabaseError: it cannot.
         """
-        with self._database.transaction() as connection:
-            self._check_term(connection)
+        with self._database.write() as connection:
             connection.execute(sa.update(CONTROLLER).values(probed_s=self._clock.now_s()))
-
-    def _check_term(self, connection: sa.Connection) -> None:
-        present: int = connection.execute(sa.select(CONTROLLER.c.term)).scalar_one()
-        if present != self.term:
-            raise DeposedError(
-                f"journal: term {present} has begun, this controller wrote in term {self.term}; "
-                "it stops, the newer one goes on"
-            )

@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite import insert
 
-from controller.store.database import HOURS, HOURS_READ, NODE_DAYS, STEPS, Database
+from controller.store.database import Database
+from controller.store.tables import HOURS, HOURS_READ, NODE_DAYS, STEPS
 from diagnostics.core.history import Hour
 from diagnostics.core.hours import ReadUntil, StepFigures
 from diagnostics.core.node_days import NodeDay
@@ -66,10 +66,10 @@ class TrendStore:
         """Keep hours that are over, and drop those that are too old."""
         values = [{"job_id": job, **dataclasses.asdict(hour)} for hour in hours]
         read = {"job_id": job, **dataclasses.asdict(until)}
-        with self._database.transaction() as connection:
+        with self._database.write() as connection:
             if values:
-                connection.execute(insert(HOURS).prefix_with("OR REPLACE"), values)
-            connection.execute(insert(HOURS_READ).prefix_with("OR REPLACE"), read)
+                connection.execute(self._database.upsert(HOURS), values)
+            connection.execute(self._database.upsert(HOURS_READ), read)
             connection.execute(
                 sa.delete(HOURS).where(
                     HOURS.c.job_id == job, HOURS.c.begun_s < until.until_s - KEPT_S
@@ -92,7 +92,7 @@ class TrendStore:
 
     def forget_job(self, job: JobId) -> None:
         """Drop the hours of a job that is gone."""
-        with self._database.transaction() as connection:
+        with self._database.write() as connection:
             for table in (HOURS, HOURS_READ):
                 connection.execute(sa.delete(table).where(table.c.job_id == job))
 
@@ -101,23 +101,22 @@ class TrendStore:
         values = [
             {"node_id": node, "day": day, **dataclasses.asdict(each)} for node, each in days.items()
         ]
-        statement = insert(NODE_DAYS)
+        statement = self._database.insert(NODE_DAYS)
         sums = {
             field.name: NODE_DAYS.c[field.name] + statement.excluded[field.name]
             for field in dataclasses.fields(NodeDay)
         }
         statement = statement.on_conflict_do_update(index_elements=["node_id", "day"], set_=sums)
-        with self._database.transaction() as connection:
+        with self._database.write() as connection:
             if values:
                 connection.execute(statement, values)
             connection.execute(sa.delete(NODE_DAYS).where(NODE_DAYS.c.day < day - KEPT_S // DAY_S))
 
     def days(self, since_day: int) -> dict[NodeId, NodeDay]:
         """What each node was like since a day, added up."""
-        sums = [
-            sa.func.sum(NODE_DAYS.c[field.name]).label(field.name)
-            for field in dataclasses.fields(NodeDay)
-        ]
+        columns = [NODE_DAYS.c[field.name] for field in dataclasses.fields(NodeDay)]
+        # PostgreSQL's sum of whole numbers is a decimal.
+        sums = [sa.cast(sa.func.sum(each), each.type).label(each.name) for each in columns]
         query = (
             sa.select(NODE_DAYS.c.node_id, *sums)
             .where(NODE_DAYS.c.day >= since_day)
@@ -129,7 +128,7 @@ class TrendStore:
 
     def forget_node(self, node: NodeId) -> None:
         """Drop the days of a node that is on no list any more."""
-        with self._database.transaction() as connection:
+        with self._database.write() as connection:
             connection.execute(sa.delete(NODE_DAYS).where(NODE_DAYS.c.node_id == node))
 
 

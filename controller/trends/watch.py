@@ -18,7 +18,7 @@ from controller.core.records import JobRecord
 from controller.core.states import TERMINAL, IncidentState, JobState
 from controller.service import Service
 from controller.specs import settings_of, spec_of
-from controller.store.database import DiskFullError
+from controller.store.backend import DiskFullError
 from controller.store.trends import DAY_S, PAGE_ROWS, TrendStore
 from controller.trends.sampling import Window, begin_window, gather, layout_of
 from diagnostics.core.history import HOUR_S, MOST_HOURS, History, Hour, findings, history

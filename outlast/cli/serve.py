@@ -17,6 +17,8 @@ from outlast.cli.specfile import EXAMPLE
 from outlast.log_format import LogFormat, set_up
 
 if TYPE_CHECKING:
+    from sqlalchemy import URL
+
     from controller.app import Running
     from controller.options import Options
 
@@ -110,6 +112,16 @@ StopWithStdin = Annotated[
         "this one with a pipe; leave nothing in host memory.",
     ),
 ]
+Journal = Annotated[
+    str,
+    typer.Option(
+        "--journal",
+        envvar="OUTLAST_JOURNAL",
+        metavar="URL",
+        help="Keep the journal in this PostgreSQL database, such as "
+        "postgresql+psycopg://outlast@db.example/outlast; by default in a file in --state-dir.",
+    ),
+]
 DEFAULT_GRPC = "127.0.0.1:7070"
 DEFAULT_HTTP = "127.0.0.1:7071"
 
@@ -167,6 +179,7 @@ def up(
 def controller(
     ctx: typer.Context,
     state_dir: StateDir = DEFAULT_STATE_DIR,
+    journal: Journal = "",
     grpc: Grpc = DEFAULT_GRPC,
     http: Http = DEFAULT_HTTP,
     open_http: OpenHttp = False,
@@ -202,17 +215,24 @@ def controller(
     """
     cluster = kube.cluster(kube.given(ctx.params), grpc)
     kube.check_secrets(cluster, join_token_file, tls_dir)
-    _run(
-        _options(
-            config,
-            **_common(state_dir, grpc, http, open_http, tls_dir, tokens_file, insecure, fresh),
-            client_certificates=client_certificates,
-            kube=cluster,
-            join_token_file=join_token_file,
-            log_format=log_format,
-            otlp_endpoint=otlp_endpoint,
-        )
+    options = _options(
+        config,
+        **_common(state_dir, grpc, http, open_http, tls_dir, tokens_file, insecure, fresh),
+        journal=_journal_url(journal),
+        client_certificates=client_certificates,
+        kube=cluster,
+        join_token_file=join_token_file,
+        log_format=log_format,
+        otlp_endpoint=otlp_endpoint,
     )
+    _run(options)
+
+
+def _journal_url(given: str) -> URL | None:
+    from controller.store.postgres import parse_url
+
+    with bad_input():
+        return parse_url(given) if given else None
 
 
 def _common(

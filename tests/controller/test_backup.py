@@ -132,12 +132,12 @@ def state_dir(tmp_path: Path) -> Path:
     """The state of a controller that has ended: a node, a loss and an archive of code."""
     folder = tmp_path / "state"
     folder.mkdir()
-    keep_node(folder, "n0")
     database = Database(folder / JOURNAL)
     curves = Curves(database)
     curves.take([step_row(1, 1, 5.0)])
     curves.flush()
     database.close()
+    keep_node(folder, "n0")
     (folder / "code").mkdir()
     (folder / "code" / CODE_NAME).write_bytes(CODE)
     (folder / "code" / ".draft-1").write_bytes(b"half of another")

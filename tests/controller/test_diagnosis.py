@@ -12,8 +12,9 @@ import sqlalchemy as sa
 
 from controller.diagnosis import asking
 from controller.diagnosis.run import Progress, Request
-from controller.store.database import DIAGNOSES, Database
+from controller.store.database import Database
 from controller.store.diagnoses import INTERRUPTED, MAX_KEPT, RUNNING, Diagnoses
+from controller.store.tables import DIAGNOSES
 from diagnostics.core.baseline import Baseline
 from diagnostics.core.plans import PREFLIGHT, Check
 from outlast.ids import NodeId

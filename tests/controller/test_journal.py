@@ -25,9 +25,10 @@ from controller.core.orders import StartWorkers, StopWorkers
 from controller.core.records import NodeRecord
 from controller.core.settings import Settings
 from controller.core.states import NodeState
+from controller.store.backend import DatabaseError
 from controller.store.curves import Curves, StepRow
-from controller.store.database import Database, DatabaseError
-from controller.store.journal import DeposedError, Journal
+from controller.store.database import Database, DeposedError
+from controller.store.journal import Journal
 from controller.store.lock import LockedError, StateLock
 from outlast.clock import SystemClock
 from outlast.failures import ErrorKind, FailureClass

@@ -16,7 +16,8 @@ from controller import archive
 from controller.core.changes import JobPut, fold
 from controller.core.codec import decode_change
 from controller.store import database as database_module
-from controller.store.database import Database, DatabaseError
+from controller.store.backend import DatabaseError
+from controller.store.database import Database
 from controller.store.journal import UnreadableJournalError
 from tests.controller.test_journal import opened
 

@@ -17,7 +17,8 @@ import grpc.aio
 import pytest
 
 from controller.core.changes import NodeForgotten, State
-from controller.store.database import Database, DiskFullError
+from controller.store.backend import DiskFullError
+from controller.store.database import Database
 from controller.store.journal import Journal
 from controller.store.reserve import RESERVE_BYTES, Reserve
 from outlast.clock import SystemClock

@@ -11,7 +11,7 @@ import pytest
 from controller.core.changes import StateChange
 from controller.core.events import JobCancelRequested
 from controller.refusals import ReadOnlyError, ServiceStoppedError
-from controller.store.database import DiskFullError
+from controller.store.backend import DiskFullError
 from controller.store.journal import Journal
 from outlast.ids import JobId
 from tests.controller.edge.bench import Bench, bench
