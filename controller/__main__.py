@@ -41,6 +41,9 @@ def _parser() -> argparse.ArgumentParser:
         "--config", type=Path, metavar="FILE", help="YAML: code, notify, queue, retention"
     )
     parser.add_argument(
+        "--wait", action="store_true", help="wait while another uses --state-dir, then take over"
+    )
+    parser.add_argument(
         "--fresh", action="store_true", help="forget jobs, nodes and host memory first"
     )
     parser.add_argument("--otlp-endpoint", default="", metavar="URL", help="export logs there")
@@ -63,6 +66,7 @@ def parse(arguments: list[str] | None) -> Options:
         local_nodes=given.local_nodes,
         workers_per_node=given.workers_per_node,
         standby=given.standby,
+        wait=given.wait,
         fresh=given.fresh,
         join_token_file=given.join_token_file,
         tls_dir=given.tls_dir,

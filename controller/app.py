@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -29,6 +29,7 @@ from controller.otlp.export import start as start_export
 from controller.otlp.incidents import export_incidents
 from controller.otlp.queue import ExportQueue
 from controller.retention import Keeper
+from controller.store.lock import LockedError, StateLock, is_free
 from outlast.errors import FatalError, OutlastError
 from outlast.ids import NodeId
 from outlast.log_format import say_last
@@ -39,6 +40,9 @@ logger = logging.getLogger(__name__)
 EXIT_OK, EXIT_BROKEN, EXIT_REFUSED = 0, 1, 2
 # Read at a time of standard input, which is expected to be empty.
 _STDIN_BYTES = 4096
+# Between two looks at a lock that another controller has: nothing beside the seconds for which
+# agents pause before they connect again.
+LOCK_LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +92,9 @@ async def run(
     if options.stop_with_stdin:
         _stop_with_stdin(loop, stop)
     async with AsyncExitStack() as stack:
-        lock = state_dir.open_state_dir(options.state_dir)
+        lock = await _take_lock(options, stop)
+        if lock is None:
+            return
         stack.callback(lock.close)
         if options.fresh:
             state_dir.forget_jobs(options.state_dir)
@@ -111,6 +117,26 @@ async def run(
         running = Running(grpc=grpc, http=name_of(http), term=controller.journal.term)
         lock.say(grpc=running.grpc, http=running.http)
         await _Life(options, running, controller, stop, otlp).live(http, on_ready)
+
+
+async def _take_lock(options: Options, stop: asyncio.Event) -> StateLock | None:
+    """The lock of the state directory, waited for if that was asked; None after `stop`."""
+    is_waiting = False
+    while not stop.is_set():
+        try:
+            # A look at the lock alone: opening the directory touches what the other one keeps.
+            if not is_waiting or is_free(options.state_dir):
+                return state_dir.open_state_dir(options.state_dir)
+        except LockedError as error:
+            if not options.wait:
+                raise
+            if not is_waiting:
+                logger.info("controller waits: %s", error)
+            is_waiting = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOCK_LOOK_S):
+                await stop.wait()
+    return None
 
 
 class _Life:

@@ -41,6 +41,8 @@ class Options:
     """The PostgreSQL database of the journal; None: a file in `state_dir`."""
     kube: KubeConfig | None = None
     """The Kubernetes cluster that nodes come from; it has none of local nodes then."""
+    wait: bool = False
+    """Whether to wait while another controller uses `state_dir`."""
     fresh: bool = False
     """Forget the jobs, end what runs, and empty the host memory of local nodes first."""
     stop_with_stdin: bool = False
@@ -78,6 +80,8 @@ class Options:
                 raise ValueError(f"{name} is {getattr(self, name)}; allowed: 0 or more")
         if self.kube is not None and self.local_nodes + self.standby:
             raise ValueError("nodes come from a Kubernetes cluster or run here, not both")
+        if self.wait and self.fresh:
+            raise ValueError("--fresh forgets the jobs that --wait is there to take over; give one")
         if self.journal is not None and self.fresh:
             raise ValueError(
                 "--fresh forgets the journal in --state-dir; for another one give --journal an "

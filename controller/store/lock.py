@@ -50,6 +50,18 @@ class StateLock:
         os.close(self._fd)
 
 
+def is_free(state_dir: Path) -> bool:
+    """Whether nobody has the lock now. The directory must be there."""
+    fd = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
 def _describe(text: bytes) -> str:
     try:
         holder = json.loads(text)

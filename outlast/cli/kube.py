@@ -172,8 +172,8 @@ def cluster(options: Mapping[str, Any], grpc: str) -> KubeConfig | None:
 
 def check_secrets(
     cluster: KubeConfig | None, join_token_file: Path | None, tls_dir: Path | None
-) -> None:
-    """What the controller asks for and shows, and what agents' pods have for it, go together.
+) -> KubeConfig | None:
+    """The same cluster: what the controller asks for and shows goes with what agents' pods have.
 
     Raises:
         CliError: only one of them is.
@@ -188,6 +188,7 @@ def check_secrets(
             "--tls-dir and --kube-ca go together: the first has this controller's certificate, the "
             "second is the Secret from which agents' pods have the ca.crt that signed it"
         )
+    return cluster
 
 
 def _service_address(namespace: str, grpc: str) -> str:

@@ -17,8 +17,6 @@ from outlast.cli.specfile import EXAMPLE
 from outlast.log_format import LogFormat, set_up
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL
-
     from controller.app import Running
     from controller.options import Options
 
@@ -122,6 +120,13 @@ Journal = Annotated[
         "postgresql+psycopg://outlast@db.example/outlast; by default in a file in --state-dir.",
     ),
 ]
+Wait = Annotated[
+    bool,
+    typer.Option(
+        "--wait",
+        help="While another controller uses --state-dir, wait; take over when it ends or dies.",
+    ),
+]
 DEFAULT_GRPC = "127.0.0.1:7070"
 DEFAULT_HTTP = "127.0.0.1:7071"
 
@@ -180,6 +185,7 @@ def controller(
     ctx: typer.Context,
     state_dir: StateDir = DEFAULT_STATE_DIR,
     journal: Journal = "",
+    wait: Wait = False,
     grpc: Grpc = DEFAULT_GRPC,
     http: Http = DEFAULT_HTTP,
     open_http: OpenHttp = False,
@@ -214,13 +220,12 @@ def controller(
     on each host that jobs need, closes bad hosts, and gives idle ones back.
     """
     cluster = kube.cluster(kube.given(ctx.params), grpc)
-    kube.check_secrets(cluster, join_token_file, tls_dir)
     options = _options(
         config,
         **_common(state_dir, grpc, http, open_http, tls_dir, tokens_file, insecure, fresh),
-        journal=_journal_url(journal),
+        **_journal(journal, wait),
         client_certificates=client_certificates,
-        kube=cluster,
+        kube=kube.check_secrets(cluster, join_token_file, tls_dir),
         join_token_file=join_token_file,
         log_format=log_format,
         otlp_endpoint=otlp_endpoint,
@@ -228,11 +233,12 @@ def controller(
     _run(options)
 
 
-def _journal_url(given: str) -> URL | None:
+def _journal(url: str, wait: bool) -> dict[str, Any]:
+    """What only `controller` takes of where state is kept."""
     from controller.store.postgres import parse_url
 
     with bad_input():
-        return parse_url(given) if given else None
+        return {"journal": parse_url(url) if url else None, "wait": wait}
 
 
 def _common(
