@@ -44,6 +44,7 @@ from controller.core.states import (
 )
 from controller.core.verdict import is_follower
 from outlast.failures import FailureClass
+from outlast.worker_contract import WorkerExitCode
 
 # What befalls a process or a node and leaves the ranks elsewhere as they were. A rank that stands
 # still does not leave in time, and is killed.
@@ -74,6 +75,10 @@ def worker_exited(ctx: Context, event: WorkerExited) -> None:
         ctx.record(RanksDone(job_id=job.job_id, ranks=(event.rank,)))
         if job.state in AT_WORK and last_checkpoint.are_steps_done(ctx, job):
             last_checkpoint.all_steps_done(ctx, job)
+        return
+    is_early = event.code == WorkerExitCode.STOPPED and event.fault_class is FailureClass.CLEAN
+    if job.state is JobState.SUSPENDING and is_early:
+        # All ranks agree on a stop: one may have ended before its agent was told of it.
         return
     if event.stopped:
         if job.state in AT_WORK:

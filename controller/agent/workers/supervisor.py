@@ -187,8 +187,9 @@ class Supervisor:
     def ask_to_leave(self, keys: Iterable[WorkerKey], *, after_step: bool) -> None:
         """Have these workers leave their attempt and live on; `exited` comes when they have."""
         for worker in self._named(keys):
-            if worker.is_running and worker.pid is not None:
-                if not self.lines.say(worker.pid, Leave(worker.attempt, after_step)):
+            if worker.is_running:
+                leave = Leave(worker.attempt, after_step)
+                if worker.pid is None or not self.lines.say(worker.pid, leave):
                     worker.signal(worker.stop_signal if after_step else signal.SIGKILL)
                 # As it ends then, it does because it was told to.
                 worker.stopped_by = worker.stopped_by or STOP_SIGNAL

@@ -11,7 +11,9 @@ from controller.core.orders import StartWorkers
 from controller.core.records import Size
 from controller.core.starts import start_on
 from controller.core.states import JobState, NodeState
+from outlast.failures import FailureClass
 from outlast.ids import JobId, NodeId
+from outlast.worker_contract import WorkerExitCode
 from tests.controller.core.driver import JOB, Driver
 
 SIZES = tuple(Size(dp=dp, nodes=dp, spec_json=f'{{"dp": {dp}}}') for dp in (4, 2, 1))
@@ -243,6 +245,19 @@ def test_fault_while_it_stops_to_grow_is_a_fault_like_any_other() -> None:
     assert job.plan.nodes == 2
     assert job.grow_step is None
     assert job.state is JobState.STARTING
+
+
+def test_a_rank_that_stops_with_the_others_before_its_agent_is_told_to_is_no_fault() -> None:
+    driver = shrunk()
+    driver.join("n5")
+    driver.commit(20)
+    code = int(WorkerExitCode.STOPPED)
+    driver.send(driver.exited(0, code=code, fault_class=FailureClass.CLEAN))
+    assert driver.job().incident is None
+    driver.answer("job/a2/stop/n1", completed_step=25)
+    driver.answer("job/a2/stop/n3", completed_step=25)
+    driver.commit(25)
+    assert driver.job().plan.nodes == 4
 
 
 def test_pause_while_it_stops_to_grow_pauses() -> None:
