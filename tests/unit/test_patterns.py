@@ -23,7 +23,9 @@ def test_a_part_of_a_line_is_enough() -> None:
         ("(", "--grep is '(': unclosed group; allowed: a regular expression"),
         ("a(?=b)", "look-around, including look-ahead and look-behind, is not supported"),
         (r"(a)\1", "backreferences are not supported"),
-        ("a{1000}{1000}{1000}", "compiled regex exceeds size limit"),
+        ("a{1000}{1000}{1000}", "it repeats too often"),
+        ("(a{11}){ 2 , 10 }b", "it repeats too often"),
+        ("a{,101}", "it repeats too often"),
         ("x" * (MAX_CHARACTERS + 1), f"--grep has {MAX_CHARACTERS + 1} characters"),
     ],
 )
@@ -39,4 +41,5 @@ def test_no_pattern_takes_long() -> None:
     begun_s = time.process_time()
     assert not LinePattern("(a*)*(a*)*c$", "grep").matches(line)
     assert not LinePattern(".*.*.*=.*x$", "grep").matches(line)
+    assert not LinePattern("a.{100}x", "grep").matches(line)
     assert time.process_time() - begun_s < 5.0
