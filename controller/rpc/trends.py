@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -13,6 +14,7 @@ from controller.grpc_errors import Context, bad_field, not_found
 from controller.rpc.views import is_note
 from controller.service import Service
 from controller.specs import spec_of
+from controller.store.diagnoses import parse
 from controller.store.trends import DAY_S, KEPT_S
 from controller.trends.watch import NODE_DAYS, TrendWatch, known_periods
 from diagnostics.core.finding import CheckVerdict
@@ -49,7 +51,7 @@ class TrendsService(TrendsServicer):
         found = await self._watch.report(job.job_id)
         message = job_trends(job, found)
         own = {node for node in job.nodes if node is not None}
-        statistics = [each for each in self._statistics(NODE_DAYS) if each.node_id in own]
+        statistics = [each for each in await self._statistics(NODE_DAYS) if each.node_id in own]
         message.nodes.extend(statistics[:_MOST_NODES])
         return message
 
@@ -61,13 +63,15 @@ class TrendsService(TrendsServicer):
             allowed = f"1 to {MOST_DAYS}, or 0"
             await bad_field(context, "days", f"is {request.days}; allowed: {allowed}")
         return trends_pb2.ListNodeStatisticsResponse(
-            nodes=self._statistics(request.days or NODE_DAYS)
+            nodes=await self._statistics(request.days or NODE_DAYS)
         )
 
-    def _statistics(self, num_days: int) -> list[trends_pb2.NodeStatistics]:
+    async def _statistics(self, num_days: int) -> list[trends_pb2.NodeStatistics]:
         since_s = self._service.now_s - num_days * DAY_S
+        documents = self._runs.kept.documents().values()
+        runs = await asyncio.to_thread(lambda: [parse(each) for each in documents])
         days = self._watch.node_days(num_days)
-        return node_statistics(self._service.state, days, self._runs.kept.list(), since_s)
+        return node_statistics(self._service.state, days, runs, since_s)
 
 
 def job_trends(job: JobRecord, found: History) -> trends_pb2.JobTrends:

@@ -185,6 +185,8 @@ NODE_DAYS = sa.Table(
     sa.Column("ratios", sa.Double, nullable=False),
     sa.Column("lasts", sa.Double, nullable=False),
     sa.Column("service_s", sa.Double, nullable=False),
+    # Old days are dropped with each that is added.
+    sa.Index("node_days_by_day", "day"),
 )
 
 # What healthy measurements between nodes were worth.

@@ -10,6 +10,7 @@ What does not belong here: the statistics themselves (`trends`, `periods`, `laun
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -146,7 +147,16 @@ def declines(found: History) -> bool:
 
 def setting_of(stall: PeriodicStall, known_periods: Mapping[str, int]) -> str:
     """The setting that makes something happen as often; "" for none."""
-    names = (name for name, steps in known_periods.items() if steps == stall.period)
+    # Of two settings, the steps that both meet are found as the one's, and the other's remain: at
+    # the multiples of both. What comes behind a step is counted with the next.
+    intervals = [steps for steps in known_periods.values() if steps > 1]
+    names = (
+        name
+        for name, steps in known_periods.items()
+        if steps > 1
+        and any(stall.period == math.lcm(steps, other) for other in intervals)
+        and (stall.period == steps or stall.last_step % steps in (0, 1))
+    )
     return next(names, "") if stall.is_of_steps else ""
 
 

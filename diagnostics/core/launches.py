@@ -124,7 +124,8 @@ class LaunchWindow:
                 and known[1] >= _LEAST_SAMPLES * self._num_samples
             }
             middle = median(means.values()) if means else 0.0
-            if middle <= 0:
+            if middle <= 0 or len({self._nodes.get(rank, "") for rank in means}) < 2:
+                # Nothing to hold against another node.
                 continue
             for rank, mean_s in means.items():
                 node = self._nodes.get(rank, "")

@@ -38,6 +38,8 @@ _LEAST_KEPT = 0.7
 _SHORTEST_STEPS = 4
 # A period must fit into what was seen so many times.
 _LEAST_CYCLES = 4
+# A stall that has been missed so often in a row is over.
+_OVER_CYCLES = 5
 # The chance that noise shows any period at all.
 SIGNIFICANT = 1e-3
 _MOST_FOUND = 3
@@ -102,18 +104,31 @@ def periodic_stalls(steps: Sequence[StepTime]) -> tuple[PeriodicStall, ...]:
     if len(steps) < LEAST_STEPS:
         return ()
     usual_s = median(step.whole_s for step in steps)
-    total_s = sum(step.whole_s for step in steps)
     slow = list(_slow(steps))[-_MOST_SLOW:]
+    # Of the time in which these are.
+    since = slow[0].step if len(slow) == _MOST_SLOW else steps[0].step
+    total_s = sum(step.whole_s for step in steps if step.step >= since)
     found: list[PeriodicStall] = []
-    while len(found) < _MOST_FOUND:
+    num_over = 0
+    while len(found) + num_over < _MOST_FOUND:
         fits = [*_of_steps(slow, steps), *_of_seconds(slow, steps, usual_s)]
         best = min(fits, key=lambda fit: fit.log_p, default=None)
         if best is None or best.log_p > math.log(SIGNIFICANT):
             break
-        found.append(_stall(best, total_s))
+        if not _is_over(best, steps[-1]):
+            found.append(_stall(best, total_s))
+        else:
+            num_over += 1
         taken = {hit.step for hit in best.hits}
         slow = [each for each in slow if each.step not in taken]
     return tuple(sorted(found, key=lambda stall: -stall.lost_ratio))
+
+
+def _is_over(fit: _Fit, newest: StepTime) -> bool:
+    """Whether it has not been seen for so long that it has ended."""
+    last = fit.hits[-1]
+    since = newest.step - last.step if fit.is_of_steps else newest.ended_s - last.at_s
+    return since > _OVER_CYCLES * fit.period
 
 
 def _stall(fit: _Fit, total_s: float) -> PeriodicStall:
@@ -319,7 +334,7 @@ def _log_tail(count: int, least: int, chance: float) -> float:
 
 
 def step_times(rows: Iterable[tuple[int, int, float, float, int]]) -> list[StepTime]:
-    """The steps of the attempt that has most of them, without those passed without their batch.
+    """The steps of the newest attempt that has enough, without those passed without their batch.
 
     Rows are step, attempt, end, duration and tokens, by attempt and step. A step's time is that
     since the one before ended, where that is known, so that a stall between two counts.
@@ -336,4 +351,5 @@ def step_times(rows: Iterable[tuple[int, int, float, float, int]]) -> list[StepT
         if tokens and counts[attempt] > WARM_UP_STEPS:
             known = attempts.setdefault(attempt, [])
             known.append(StepTime(step=step, ended_s=ended_s, whole_s=whole_s))
-    return max(attempts.values(), key=len, default=[])
+    enough = [attempt for attempt, known in attempts.items() if len(known) >= LEAST_STEPS]
+    return attempts[max(enough)] if enough else max(attempts.values(), key=len, default=[])

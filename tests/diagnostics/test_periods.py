@@ -110,6 +110,17 @@ def test_slow_phases_are_no_period() -> None:
 def test_a_stall_that_has_ended_is_over_once_it_has_left_the_steps() -> None:
     assert periodic_stalls(steps(3_000, every=[(50, 0.5)]))
     assert periodic_stalls(steps(3_000)) == ()
+    # And before, once it has been missed some times.
+    ended = steps(6_000, every=[(50, 0.5)])[:3_000]
+    later = steps(6_000)[3_000:]
+    assert periodic_stalls([*ended, *later]) == ()
+
+
+def test_of_several_attempts_the_newest_that_is_long_enough_counts() -> None:
+    rows = [(step, 1 + (step > 800), BEGUN_S + step, 1.0, 8) for step in range(1, 1_101)]
+    assert {each.step > 800 for each in step_times(rows)} == {True}
+    short = [row for row in rows if row[0] < 900]
+    assert {each.step > 800 for each in step_times(short)} == {False}
 
 
 def test_few_steps_show_no_period() -> None:
@@ -124,6 +135,24 @@ def test_a_costly_stall_is_a_note_unless_a_setting_explains_it() -> None:
     assert not [*findings(found, {"eval.interval_steps": 50})]
     said = describe(found.stalls[0], {"eval.interval_steps": 50})
     assert "every 50 steps (as eval.interval_steps)" in said
+
+
+def test_what_two_settings_share_is_explained_by_both() -> None:
+    made = [
+        StepTime(step=step, ended_s=BEGUN_S + 1.2 * step, whole_s=whole_s)
+        for step in range(1, 9_001)
+        for whole_s in (1.0 + 30 * (step % 200 == 0) + 30 * (step % 300 == 0),)
+    ]
+    found = history([], periodic_stalls(made))
+    settings = {"checkpoint.storage_interval_steps": 200, "eval.interval_steps": 300}
+    assert len(found.stalls) > 1
+    assert not [*findings(found, settings)]
+    assert [*findings(found, {"eval.interval_steps": 70})]
+
+
+def test_a_frequent_stall_costs_what_it_costs() -> None:
+    (found,) = periodic_stalls(steps(10_000, every=[(10, 0.5)]))
+    assert found.lost_ratio == pytest.approx(0.05 / 1.05, rel=0.1)
 
 
 def test_a_cheap_stall_is_shown_and_no_note() -> None:
