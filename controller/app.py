@@ -98,6 +98,7 @@ async def run(
         stack.callback(lock.close)
         if options.fresh:
             state_dir.forget_jobs(options.state_dir)
+        state_dir.use_journal(options.state_dir, is_here=options.journal is None)
         if options.token_file is not None:
             join_token.make_if_missing(options.token_file)
             join_token.read(options.token_file)

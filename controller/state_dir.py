@@ -12,6 +12,8 @@ from outlast.errors import FatalError
 
 # SQLite has others beside it, whose names begin with this one.
 JOURNAL = "journal.sqlite"
+# There where the journal is in a database of another server.
+_ELSEWHERE = "journal-in-database"
 
 
 class StateDirError(FatalError):
@@ -36,6 +38,29 @@ def open_state_dir(state_dir: Path) -> StateLock:
             f"the state directory {state_dir} cannot be written: {error.strerror or error}; "
             "give another with --state-dir"
         ) from error
+
+
+def use_journal(state_dir: Path, *, is_here: bool) -> None:
+    """Note where the journal is, and begin none beside one that is somewhere else.
+
+    Raises:
+        StateDirError: there is one here, or was one elsewhere: its jobs would be unknown, and their
+            workers be stopped.
+    """
+    elsewhere = state_dir / _ELSEWHERE
+    if is_here and elsewhere.exists():
+        raise StateDirError(
+            f"the journal of {state_dir} is in a database: name it with --journal, or delete "
+            f"{elsewhere} to begin without its jobs"
+        )
+    if is_here:
+        return
+    if (state_dir / JOURNAL).exists():
+        raise StateDirError(
+            f"{state_dir} has a journal of its own, {JOURNAL}: start without --journal, or move it "
+            "away to begin without its jobs"
+        )
+    elsewhere.touch(mode=0o600)
 
 
 def forget_jobs(state_dir: Path) -> None:

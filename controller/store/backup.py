@@ -43,6 +43,9 @@ _CODE = re.compile(r"code/[0-9a-f]{64}")
 _MAX_MANIFEST_BYTES = 16 * 2**20
 # Beside the database, of which one without them may lack what was committed last.
 _SQLITE_SUFFIXES = ("", "-wal")
+# What the module raises of an archive in which bits have changed: also for a compression that it
+# does not know, and for encryption.
+_DAMAGED = (zipfile.BadZipFile, NotImplementedError, RuntimeError)
 
 
 class BackupError(FatalError):
@@ -256,7 +259,7 @@ def _opened(file: Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(file) as archive:
             yield archive
-    except zipfile.BadZipFile as error:
+    except _DAMAGED as error:
         raise BackupError(f"{file} is damaged, or no copy by `outlast backup`: {error}") from error
     except OSError as error:
         raise BackupError(f"{file} cannot be read: {error.strerror or error}") from error
@@ -295,7 +298,7 @@ def _extract(file: Path, archive: zipfile.ZipFile, manifest: Manifest, name: str
     try:
         with archive.open(name) as source, _new_file(to) as target:
             digest = _copy(source, target)
-    except (KeyError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+    except (*_DAMAGED, KeyError, EOFError, zlib.error) as error:
         raise BackupError(f"{file} is damaged: {name}: {error}") from error
     if digest != manifest.sha256[name]:
         raise BackupError(f"{file} is damaged: {name} is not what was copied (its SHA-256 differs)")

@@ -28,6 +28,7 @@ _LOCK = 0x6F75746C617374
 # Of a server that is not heard, libpq says so after about so long, and not after hours.
 _CONNECT_ARGS: dict[str, object] = {
     "application_name": "outlast controller",
+    "client_encoding": "utf8",
     "connect_timeout": 10,
     "keepalives_idle": 5,
     "keepalives_interval": 5,
@@ -38,7 +39,8 @@ _CONNECT_ARGS: dict[str, object] = {
 }
 _SETTINGS = (
     # A controller that is stopped in the middle of a write must not hold the row of the term.
-    "SET idle_in_transaction_session_timeout = '10s'",
+    # Reading a large journal takes long in one.
+    "SET idle_in_transaction_session_timeout = '120s'",
     "SET lock_timeout = '10s'",
     "SET statement_timeout = '60s'",
     # The same for the server's end, which holds the lock of a controller whose machine is gone.
@@ -114,8 +116,15 @@ class Postgres:
         """Take the lock of this session.
 
         Raises:
+            DatabaseError: the database cannot hold every text.
             DatabaseTakenError: another controller has it.
         """
+        encoding = connection.execute(sa.text("SHOW server_encoding")).scalar_one()
+        if encoding not in ("UTF8", b"UTF8"):
+            raise DatabaseError(
+                f"{self.name}: its encoding is {encoding}; allowed: UTF8 "
+                "(`createdb --encoding UTF8 --template template0`)"
+            )
         if not connection.execute(sa.select(sa.func.pg_try_advisory_lock(_LOCK))).scalar_one():
             raise DatabaseTakenError(
                 f"{self.name}: another controller uses this database; stop it first, or give "

@@ -191,8 +191,9 @@ def _section(spec: JobSpec) -> dict[str, Any]:
     """What the spec of a job has to say to be laid out so."""
     parallel = spec.parallel.model_dump(mode="json", exclude_defaults=True)
     degrees = {name: getattr(spec.parallel, name) for name in ("tp", "pp", "dp", "micro_batch")}
-    resources = {"nodes": spec.resources.nodes, "workers_per_node": spec.workers_per_node}
-    return {"parallel": {**degrees, **parallel}, "resources": resources}
+    resources = spec.resources.model_dump(mode="json", exclude_defaults=True)
+    size = {"nodes": spec.resources.nodes, "workers_per_node": spec.workers_per_node}
+    return {"parallel": {**degrees, **parallel}, "resources": {**size, **resources}}
 
 
 def _print(result: _Result) -> None:

@@ -104,6 +104,16 @@ def test_password_on_the_command_line_is_refused(tmp_path: Path, url: str) -> No
     assert not (tmp_path / "state").exists()
 
 
+def test_no_journal_is_begun_beside_another(tmp_path: Path, url: str) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    with controller(here):
+        pass
+    assert "has a journal of its own" in refusal(here, "--journal", url)
+    with controller(there, "--journal", url):
+        pass
+    assert "is in a database: name it with --journal" in refusal(there)
+
+
 def test_there_is_nothing_to_forget_in_another_journal(
     tmp_path: Path, url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
