@@ -163,7 +163,7 @@ def test_times_come_from_the_agents_of_a_job(tmp_path: Path) -> None:
                 ({"rank": 2}, "allowed: 0 to 1"),
                 ({"attempt": 7}, "1 to 1"),
                 ({"measure": "none"}, "measure: is 'none'; allowed: step, work"),
-                ({"most_steps": 513}, "most_steps: is 513; allowed: 1 to 512, or 0"),
+                ({"most_steps": 1025}, "most_steps: is 1025; allowed: 1 to 1024, or 0"),
             ):
                 bad = ranks_pb2.ReadTimesRequest(job_id=job_id, **wrong)
                 with pytest.raises(grpc.aio.AioRpcError, match=says):

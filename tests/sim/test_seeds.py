@@ -76,6 +76,7 @@ NOT_SIMULATED = {
     "log_chunk": "as above",
     "check_order": "nothing is measured: a search ends with what the world knows of its nodes",
     "check_report": "as above",
+    "clock_echo": "its nodes have one clock; what is made of such answers decides nothing",
 }
 
 
@@ -117,12 +118,13 @@ def test_seeds_reach_every_state_fault_and_verdict(seeds: _Seeds) -> None:
     expected |= {f"incident {state}" for state in (IncidentState.OPEN, IncidentState.EVIDENCE)}
     expected |= {"job shrinks", "job grows", "answer overtaken"}
     # The world's jobs are all valid, nothing in it is unexplained, its ranks say nothing of where
-    # their time goes, and its stores keep what was committed to them.
+    # their time goes, its stores keep what was committed to them, and weeks are not looked back on.
     found_in_figures = (Cause.STRAGGLER, Cause.DATA_STALL)
+    over_weeks = (Cause.MFU_DECLINE, Cause.PERIODIC_STALL, Cause.LATE_LAUNCHES)
     of_hosts = (Cause.HOST_MEMORY, Cause.DISK, Cause.NODE_CONDITION, Cause.TRAFFIC)
     unreached = (
         *(Cause.CONFIG, Cause.CHECKPOINT, Cause.WORKER_LOG),
-        *(*found_in_figures, *of_hosts),
+        *(*found_in_figures, *of_hosts, *over_weeks),
     )
     expected |= {f"cause {cause}" for cause in Cause if cause not in unreached}
     missing = sorted(expected - set(seen))

@@ -99,7 +99,7 @@ def _learning(whole: builders.Dashboard) -> None:
         ),
         graph(
             "Perplexity",
-            "exp(loss) of training, where the loss is the cross-entropy of tokens.",
+            "What exp(loss) of training is, where the loss is the cross-entropy of tokens.",
             "none",
             Query(f"max(outlast_perplexity{{{_JOB}}})", "perplexity"),
         ),
