@@ -75,6 +75,8 @@ class Pod:
     host: NodeId | None
     """None before it is bound."""
     phase: str
+    created_s: float = 0.0
+    """By the API server's clock, in whole seconds."""
     detail: str = ""
     """Why it failed or waits, as far as the cluster says."""
     deleting: bool = False
@@ -138,6 +140,7 @@ def read_pod(document: Json) -> Pod:
         uid=metadata["uid"],
         host=NodeId(host) if host else None,
         phase=status.get("phase") or "Pending",
+        created_s=_seconds(metadata.get("creationTimestamp")),
         detail=_detail(status),
         deleting=bool(metadata.get("deletionTimestamp")),
         job=(metadata.get("labels") or {}).get(LABEL_JOB) or "",

@@ -106,8 +106,7 @@ class Reconciler:
                 if not view.claims or self._is_late(pod):
                     actions.append(_delete(pod, "its host need not or cannot be tried"))
             elif node is None or node.state is NodeState.RELEASED:
-                if node is not None and view.incarnations.get(node.node) == node.incarnation:
-                    # The agent that was given back; a new one has another incarnation.
+                if node is not None and self._is_given_back(view, pod, node):
                     actions.append(_delete(pod, f"its node was given back: {node.reason}"))
                 elif self._is_late(pod):
                     self._shun(view, pod, node)
@@ -124,6 +123,15 @@ class Reconciler:
             elif self._must_leave(view, node):
                 actions += self._evict(pod, f"its node is {node.state}: {node.reason}")
         return actions, on_the_way
+
+    def _is_given_back(self, view: View, pod: Pod, node: NodeRecord) -> bool:
+        """Whether a pod has the agent of a node that was given back, and no new one.
+
+        A new agent has another incarnation. Until it joins, the session of the old one may still
+        look open.
+        """
+        is_its_own = view.incarnations.get(node.node) == node.incarnation
+        return is_its_own and pod.created_s <= node.since_s
 
     def _is_late(self, pod: Pod) -> bool:
         """Whether a pod that has had its host for long never became a node."""

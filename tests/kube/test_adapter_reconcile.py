@@ -134,6 +134,9 @@ def test_node_that_was_given_back_loses_its_pod() -> None:
     # A new agent has another incarnation than the machine remembers.
     arriving = replace(seen, incarnations={NodeId("host-1"): "second"}, claims=wanted(1))
     assert Reconciler(CONFIG).plan(arriving).actions == ()
+    # Nor is it in a pod that was made since, though the old one's session may look open still.
+    anew = replace(seen, pods=(pod("outlast-agent-0", on="host-1", created_s=5.0),))
+    assert Reconciler(CONFIG).plan(replace(anew, claims=wanted(1))).actions == ()
 
 
 @pytest.mark.parametrize(
