@@ -9,8 +9,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
@@ -30,18 +31,26 @@ class StuckFileSystem(MemoryFileSystem):
     protocol = ("stuck", "memory")
     stuck = threading.Event()
     let_go = threading.Event()
+    # Calls under way: it changes what it holds when they come back, though nobody waits for them.
+    under_way: ClassVar[list[str]] = []
 
     def open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
-        self._answer()
-        return super().open(path, mode, **kwargs)
+        with self._answering(path):
+            return super().open(path, mode, **kwargs)
 
     def cat_file(self, path: str, **kwargs: Any) -> Any:
-        self._answer()
-        return super().cat_file(path, **kwargs)
+        with self._answering(path):
+            return super().cat_file(path, **kwargs)
 
-    def _answer(self) -> None:
-        if self.stuck.is_set():
-            self.let_go.wait(DEADLINE_S)
+    @contextmanager
+    def _answering(self, path: str) -> Iterator[None]:
+        self.under_way.append(path)
+        try:
+            if self.stuck.is_set():
+                self.let_go.wait(DEADLINE_S)
+            yield
+        finally:
+            self.under_way.remove(path)
 
 
 @pytest.fixture
