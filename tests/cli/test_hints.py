@@ -27,6 +27,8 @@ _OTHERS = {
         "--create-namespace",
         "--tail",
         "--all-namespaces",
+        "--encoding",
+        "--template",
     ),
 }
 

@@ -131,7 +131,7 @@ async def _follow(
 def test_watchers_of_a_large_job_share_one_view_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """12,500 nodes of 8 ranks, three clients, two steps a second for forty seconds: a view
+    """12,500 nodes of 8 ranks, three clients, two steps a second for a minute: a view
     is computed once a second, of so many ranks at once, and nodes are judged all the while."""
     looked_at: list[int] = []
     step_use = job_views.step_use
@@ -160,7 +160,7 @@ def test_watchers_of_a_large_job_share_one_view_a_second(
             tasks = [asyncio.create_task(_follow(jobs, each, brief=True)) for each in streams]
             begun_s, step = loop.time(), 1
             turns: list[tuple[float, float]] = []
-            while loop.time() - begun_s < 40.0:
+            while loop.time() - begun_s < 60.0:
                 step += 1
                 turn_s = loop.time()
                 loop.skew_s += 0.5
@@ -191,7 +191,7 @@ def test_watchers_of_a_large_job_share_one_view_a_second(
             assert 20 <= len(with_job) <= took_s / job_views.VIEW_S + 2
             # Whatever the number of ranks: a step report and a job without its nodes.
             assert max(response.ByteSize() for response in rest) < 2_000
-            # All ranks have been looked at by now, one part after the other.
+            # The last rank was among those of the fortieth view, a part after the other.
             assert with_job[-1].job.step_use.peak_memory_bytes == 1000 + NUM_NODES * WORKERS - 1
 
     with asyncio.Runner(loop_factory=BusyLoop) as runner:
