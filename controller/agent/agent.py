@@ -109,7 +109,7 @@ class Agent:
         self._checks = CheckOrders(config, self._suites, self._session.send)
         folders = Folders.of(config)
         self._links = Links(self._emit, running, None if config.is_loopback else Sampler())
-        self._log_export = LogExport(config, running)
+        self._log_export = LogExport(config, self._supervisor.workers)
         self._metrics = Metrics(self._reading, folders, self._links, self._log_export.queue)
         most_bytes = config.rank_log_bytes
         self._host = Host(folders, self._emit, running, oom_kills, max_log_bytes=most_bytes)

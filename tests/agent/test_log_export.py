@@ -59,14 +59,16 @@ def test_lines_arrive_with_whose_they_are_and_the_last_one_though_it_never_ends(
     received: Received, worker: Worker, tmp_path: Path
 ) -> None:
     export = export_of(received, tmp_path)
-    running = {worker.paths.log: worker}
+    running = {worker.paths.log: (worker, True)}
     # It has not written yet.
     export.look(running)
     write(worker, "step 1\nste")
     export.look(running)
     write(worker, "p 2\nTraceback: gone")
     export.look(running)
-    # It has ended.
+    # It has ended, and is known until its job is over.
+    export.look({worker.paths.log: (worker, False)})
+    export.look({worker.paths.log: (worker, False)})
     export.look({})
     export.close()
     found = [each for each in received.records() if each[2] == "worker"]
@@ -85,6 +87,17 @@ def test_lines_arrive_with_whose_they_are_and_the_last_one_though_it_never_ends(
         )
 
 
+def test_lines_of_a_worker_that_ended_between_two_looks_arrive_once(
+    received: Received, worker: Worker, tmp_path: Path
+) -> None:
+    export = export_of(received, tmp_path)
+    write(worker, "no such dataset\n")
+    for _ in range(2):
+        export.look({worker.paths.log: (worker, False)})
+    export.close()
+    assert [each[0] for each in received.records() if each[2] == "worker"] == ["no such dataset"]
+
+
 def test_of_a_flood_the_newest_lines_are_exported_and_the_others_counted(
     received: Received, worker: Worker, tmp_path: Path
 ) -> None:
@@ -92,7 +105,7 @@ def test_of_a_flood_the_newest_lines_are_exported_and_the_others_counted(
     assert export.queue is not None
     num_lines = 40_000
     write(worker, "".join(f"{number:099}\n" for number in range(num_lines)))
-    export.look({worker.paths.log: worker})
+    export.look({worker.paths.log: (worker, True)})
     export.close()
     found = [body for body, _, scope, _ in received.records() if scope == "worker"]
     assert found[-1] == f"{num_lines - 1:099}"
@@ -108,7 +121,7 @@ def test_a_line_without_end_is_exported_in_parts(
 ) -> None:
     export = export_of(received, tmp_path)
     write(worker, "x" * (2 * MAX_LINE_BYTES + 5))
-    export.look({worker.paths.log: worker})
+    export.look({worker.paths.log: (worker, True)})
     export.close()
     found = [len(body) for body, _, scope, _ in received.records() if scope == "worker"]
     assert found == [MAX_LINE_BYTES, MAX_LINE_BYTES, 5]

@@ -80,7 +80,7 @@ class LogExport:
     """The export of one agent; does nothing where nothing is to be exported."""
 
     def __init__(self, config: AgentConfig, workers: Callable[[], Iterable[Worker]]) -> None:
-        """`workers` are those that run.
+        """`workers` are those that run, and those that have ended and are not forgotten yet.
 
         Raises:
             OtlpError: logs are to be exported, and cannot be.
@@ -90,6 +90,8 @@ class LogExport:
         known = {"outlast.node": config.node}
         self.queue = start("outlast-agent", config.otlp_endpoint, os.environ, known)
         self._tails: dict[Path, _Tail] = {}
+        # Those of which all was exported.
+        self._over: set[Path] = set()
         # A look goes on in its thread when the agent ends.
         self._lock = Lock()
 
@@ -97,22 +99,25 @@ class LogExport:
         """Look for as long as the agent lives."""
         while True:
             if self.queue is not None:
-                workers = {worker.paths.log: worker for worker in self._workers()}
-                await run_blocking(partial(self.look, workers), "log export")
+                known = {each.paths.log: (each, each.is_running) for each in self._workers()}
+                await run_blocking(partial(self.look, known), "log export")
             await asyncio.sleep(LOOK_PERIOD_S)
 
-    def look(self, running: dict[Path, Worker]) -> None:
-        """Export what is new, once."""
+    def look(self, known: dict[Path, tuple[Worker, bool]]) -> None:
+        """Export what is new, once: of workers by their logs, and whether they run."""
         queue = self.queue
         assert queue is not None, "there is somewhere to export to"
         with self._lock:
-            for path, worker in running.items():
-                self._tails.setdefault(path, _Tail(path, self._attributes(worker)))
+            # One that was forgotten has a log of another attempt if it comes again.
+            self._over &= known.keys()
+            for path in known.keys() - self._over - self._tails.keys():
+                self._tails[path] = _Tail(path, self._attributes(known[path][0]))
             for path, tail in list(self._tails.items()):
-                is_over = path not in running
+                is_over = path not in known or not known[path][1]
                 self._export(queue, tail, is_over=is_over)
                 if is_over:
                     del self._tails[path]
+                    self._over.add(path)
 
     def close(self) -> None:
         """Export what is left, if that can be done in a moment."""

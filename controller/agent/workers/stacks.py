@@ -88,7 +88,7 @@ async def collect(
     folder = workers[0].paths.log.parent if workers else None
     found = [_own_stacks(*(own.result() if own in done else ("", too_slow)), folder)]
     found += [
-        task.result() if task in done else _stacks_of(worker, "", too_slow)
+        task.result() if task in done else _stacks_of(worker, _state_of(worker), "", too_slow)
         for task, worker in tasks.items()
     ]
     await _wait_for([path for path in records.values() if path is not None], deadline_s)
@@ -112,12 +112,13 @@ async def look(
 
     async def one(worker: Worker) -> tuple[Worker, agents_pb2.RankStacks]:
         assert worker.pid is not None
+        state = _state_of(worker)
         try:
             async with asyncio.timeout(within_s), gate:
                 dump, why_not = await _dump(worker.pid, ways)
         except TimeoutError:
             dump, why_not = "", _TOO_SLOW.format(within_s)
-        return worker, _described(worker, dump, why_not)
+        return worker, _described(worker, state, dump, why_not)
 
     return await asyncio.gather(*(one(each) for each in workers if each.pid is not None))
 
@@ -131,21 +132,27 @@ async def _wait_for(paths: list[Path], deadline_s: float) -> None:
 async def _collect_one(worker: Worker, gate: asyncio.Semaphore) -> agents_pb2.RankStacks:
     async with gate:
         assert worker.pid is not None
+        state = _state_of(worker)
         dump, why_not = await _dump(worker.pid)
-    return _stacks_of(worker, dump, why_not)
+    return _stacks_of(worker, state, dump, why_not)
 
 
-def _stacks_of(worker: Worker, dump: str, why_not: str) -> agents_pb2.RankStacks:
-    found = _described(worker, dump, why_not)
+def _state_of(worker: Worker) -> str:
+    """Before it is looked into: one that is let go again runs for a moment."""
+    assert worker.pid is not None
+    return process_state(worker.pid)
+
+
+def _stacks_of(worker: Worker, state: str, dump: str, why_not: str) -> agents_pb2.RankStacks:
+    found = _described(worker, state, dump, why_not)
     found.paths.extend(_write(worker.paths.log.with_suffix(".stacks.txt"), found.text))
     found.text = found.text[:MAX_TEXT_BYTES]
     return found
 
 
-def _described(worker: Worker, dump: str, why_not: str) -> agents_pb2.RankStacks:
+def _described(worker: Worker, state: str, dump: str, why_not: str) -> agents_pb2.RankStacks:
     """Where a worker stands, with all of the text."""
     assert worker.pid is not None
-    state = process_state(worker.pid)
     location = location_of(dump) or _kernel_location(worker.pid)
     return agents_pb2.RankStacks(
         rank=worker.rank,
