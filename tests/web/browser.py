@@ -86,3 +86,17 @@ class Visit:
     def _asked(self, request: Any) -> None:
         if not request.url.startswith((self.base, "data:", "blob:")):
             self.foreign.append(request.url)
+
+
+class Answers:
+    """The controller's first answer to each question, again and again."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Any] = {}
+
+    def first(self, route: Any) -> None:
+        """Answer a request of the page."""
+        url = route.request.url
+        if url not in self._known:
+            self._known[url] = route.fetch()
+        route.fulfill(response=self._known[url])

@@ -19,7 +19,7 @@ from tests.controller.processes import UP, Controller, controller
 from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.throttled import throttled
 from tests.web import pipelines
-from tests.web.browser import Visit, browser
+from tests.web.browser import Answers, Visit, browser
 
 # Hangs are shown here and not acted upon, so that they last until they were seen.
 SPEC = """\
@@ -28,7 +28,7 @@ steps: 100000
 model: {layers: 1, hidden: 32, heads: 2, seq_len: 32}
 parallel: {dp: 2, micro_batch: 2}
 data: {global_batch: 4, max_bytes: 65536}
-resources: {workers_per_node: 1, device: cpu, standby: 1}
+resources: {workers_per_node: 1, device: cpu, standby: 1, black_box_records: 16384}
 recovery: {heartbeat_period_s: 0.5, preflight: false}
 detectors: {hang: log}
 checkpoint: {storage_interval_steps: 20}
@@ -59,11 +59,6 @@ PAGES = (
     "/incidents/JOB.i1",
     "/submit",
 )
-
-
-# They passed alone and failed beside each other when pages were put together; what they look for
-# was there, later or elsewhere. To be settled before anything else here.
-UNSETTLED = pytest.mark.xfail(strict=False, reason="fails on a busy machine, cause not found yet")
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +100,6 @@ def job_id(chromium: Any, running: Controller) -> str:
     return str(visit.page.url.rpartition("/")[2])
 
 
-@UNSETTLED
 def test_a_job_trains_before_ones_eyes(chromium: Any, running: Controller, job_id: str) -> None:
     visit = Visit(chromium, base_of(running))
     visit.open(f"/jobs/{job_id}")
@@ -147,7 +141,6 @@ def test_a_page_finds_its_controller_again(chromium: Any, running: Controller, j
     assert visit.foreign == []
 
 
-@UNSETTLED
 def test_a_killed_rank_is_an_incident_that_closes(
     chromium: Any, running: Controller, job_id: str
 ) -> None:
@@ -156,20 +149,27 @@ def test_a_killed_rank_is_an_incident_that_closes(
     cluster_of(running).kill_rank(job_id, cluster_of(running).job(job_id).attempt, 1)
     row = visit.page.get_by_role("row").filter(has_text="worker killed")
     row.get_by_text("CLOSED").wait_for()
+    # Not the first one, where a busy machine has made steps slower before.
+    incident_id = row.get_by_role("link").inner_text()
     # The same on the axis of time, with the keys alone, and on the curves.
     strip = visit.page.get_by_role("group", name="Attempts, incidents and checkpoints over time")
     strip.get_by_role("button", name="Attempt 2,").wait_for()
     strip.get_by_role("button").first.focus()
     visit.page.keyboard.press("Home")
     visit.page.locator("p.chosen", has_text="Attempt 1,").get_by_text("then SUSPENDING").wait_for()
-    incident = strip.get_by_role("button", name=f"Incident {job_id}.i1,")
-    fault = int(incident.get_attribute("data-at"))
-    for _ in range(fault):
+    chosen = visit.page.locator("p.chosen")
+
+    def pressed_to_the_incident() -> bool:
+        # Checkpoints may be committed meanwhile, and stand before it.
         visit.page.keyboard.press("ArrowRight")
-    visit.page.locator("p.chosen", has_text="worker killed").get_by_role("link").wait_for()
+        return "worker killed" in chosen.inner_text()
+
+    wait_for(pressed_to_the_incident, "the keys to come to the incident")
+    link = chosen.get_by_role("link")
+    assert link.get_attribute("href") == f"/incidents/{incident_id}"
     visit.page.locator("summary", has_text="A a new attempt, F a fault").click()
     visit.page.locator(".marks").get_by_text("attempt 2 begins").wait_for()
-    visit.page.locator(".marks").get_by_role("link", name=f"{job_id}.i1").wait_for()
+    visit.page.locator(".marks").get_by_role("link", name=incident_id).wait_for()
     row.get_by_role("link").click()
     visit.shows("What happened")
     visit.shows("killed by SIGKILL")
@@ -240,7 +240,6 @@ def test_a_hang_is_an_incident_that_opens_and_is_resolved_before_ones_eyes(
             visit.is_fit_for_all()
 
 
-@UNSETTLED
 def test_a_slow_rank_is_seen_on_the_heat_map(
     chromium: Any, running: Controller, job_id: str
 ) -> None:
@@ -249,8 +248,11 @@ def test_a_slow_rank_is_seen_on_the_heat_map(
     cluster.wait_state(job_id, "RUNNING")
     pid = cluster.presents(job_id, cluster.job(job_id).attempt)[1].pid
     visit = Visit(chromium, base_of(running))
+    answers = Answers()
     with throttled(pid, runs_s=0.01, stands_s=0.03):
         wait_for(lambda: slowdown(running, job_id) > 1.5, "rank 1 to work for longer than rank 0")
+        # Of so fast a job the steps that one looks at are gone in seconds.
+        visit.page.route("**/heat-map?*", answers.first)
         visit.open(f"/jobs/{job_id}/heat-map")
         slower = visit.page.get_by_role("region", name="Slower than their peers")
         slowest = slower.get_by_role("listitem").first
@@ -277,8 +279,9 @@ def test_a_slow_rank_is_seen_on_the_heat_map(
         visit.page.get_by_label("Shown").select_option("Waiting for others")
         slowest.get_by_role("button", name="rank 0").wait_for()
         visit.is_fit_for_all()
-        # Other numbers came, and the cell has to be chosen anew.
-        canvas.press("ArrowRight")
+        visit.page.unroute("**/heat-map?*")
+        first = step_chosen(slowest, visit)
+        wait_for(lambda: step_chosen(slowest, visit) > first, "steps that ranks still remember")
         visit.page.get_by_role("link", name="The step over ranks").click()
         visit.shows("Where the step went")
         visit.shows("Others waited for it")
@@ -287,6 +290,13 @@ def test_a_slow_rank_is_seen_on_the_heat_map(
             canvas.press("ArrowRight")
         visit.shows("Rank 0")
     visit.is_fit_for_all()
+
+
+def step_chosen(slowest: Any, visit: Visit) -> int:
+    """The newest step that the map has, once it is chosen."""
+    slowest.get_by_role("button", name="rank 0").click()
+    link = visit.page.get_by_role("link", name="The step over ranks")
+    return int(str(link.get_attribute("href")).rpartition("/")[2])
 
 
 def picture_of(canvas: Any) -> str:

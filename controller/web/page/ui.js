@@ -1,11 +1,11 @@
 // What all views are made of.
 
 import {
-  html, useCallback, useEffect, useMemo, useRef, useState,
+  html, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState,
 } from "/page/vendor/preact-htm.js";
 import { toneOf, words } from "/page/format.js";
 
-export { html, useCallback, useEffect, useMemo, useRef, useState };
+export { html, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState };
 
 /** A link inside the page, which the router answers without loading anything. */
 export function Link({ to, children, ...rest }) {
@@ -44,6 +44,16 @@ export function Failure({ error, retry }) {
     </ul>`}
     ${retry && html`<button onClick=${retry}>Try again</button>`}
   </div>`;
+}
+
+/** A field whose text is taken once it is entered; what is being typed outlasts the page's changes. */
+export function Entry({ value, onEnter, ...rest }) {
+  const [typed, setTyped] = useState(null);
+  const entered = (event) => {
+    setTyped(null);
+    onEnter(event.target.value);
+  };
+  return html`<input ...${rest} value=${typed ?? value} onInput=${(event) => setTyped(event.target.value)} onChange=${entered} />`;
 }
 
 export const Loading = () => html`<p class="quiet" role="status">Loading…</p>`;

@@ -2,7 +2,7 @@
 
 import { completions, described } from "/page/specschema.js";
 import { fieldsOf, lineOf, placeAt } from "/page/spectext.js";
-import { html, useEffect, useMemo, useRef, useState } from "/page/ui.js";
+import { html, useLayoutEffect, useMemo, useRef, useState } from "/page/ui.js";
 
 const FEWEST_LINES = 16;
 const MOST_OPTIONS = 12;
@@ -55,9 +55,9 @@ export function Editor({ text, onText, schema, problems, isRead }) {
   const hint = schema && named ? (described(schema, named) ?? described(schema, place.path)) : null;
   const wrong = new Map(problems.filter((each) => each.line).map((each) => [each.line, each.description]));
   const lines = Math.max(FEWEST_LINES, text.split("\n").length + 1);
-  // Where the cursor is to be after what was taken has been written.
+  // Where the cursor is to be after what was taken has been written: before the next key comes.
   const next = useRef(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (next.current === null) return;
     area.current.setSelectionRange(next.current, next.current);
     setCursor(next.current);

@@ -33,17 +33,17 @@ function itemsOf(history, incidents, nowS) {
   const attempts = attemptsOf(history.states, nowS).slice(-MOST).map((each) => {
     const end = each.next ? `then ${each.next.state}: ${each.next.reason}` : `is ${each.pieces.at(-1).state}`;
     return {
-      row: 0, fromS: each.fromS, untilS: each.untilS, pieces: each.pieces, label: String(each.number),
+      key: `attempt ${each.number}`, row: 0, fromS: each.fromS, untilS: each.untilS, pieces: each.pieces, label: String(each.number),
       text: `Attempt ${each.number}, ${moment(each.fromS)}, for ${duration(each.untilS - each.fromS)}; ${end}`,
     };
   });
   const faults = incidents.slice(-MOST).map((each) => ({
-    row: 1, fromS: each.opened_s, untilS: each.closed_s ?? nowS, tone: each.closed_s ? "idle" : "bad", incident: each.incident_id,
+    key: each.incident_id, row: 1, fromS: each.opened_s, untilS: each.closed_s ?? nowS, tone: each.closed_s ? "idle" : "bad", incident: each.incident_id,
     text: `Incident ${each.incident_id}, ${moment(each.opened_s)}: ${words(each.cause)}, ${each.state}`
       + (each.closed_s ? ` after ${duration(each.closed_s - each.opened_s)}` : ""),
   }));
   const ticks = history.checkpoints.filter((each) => each.committed_s > 0).slice(-MOST).map((each) => ({
-    row: 2, fromS: each.committed_s, untilS: each.committed_s, tone: each.is_given_up ? "idle" : "good",
+    key: `checkpoint ${each.step} ${each.committed_s}`, row: 2, fromS: each.committed_s, untilS: each.committed_s, tone: each.is_given_up ? "idle" : "good",
     text: `Checkpoint of step ${count(each.step)}, committed ${moment(each.committed_s)}, ${bytes(each.size_bytes)}`,
   }));
   return [...attempts, ...faults, ...ticks].sort((a, b) => a.fromS - b.fromS || a.row - b.row);
@@ -51,11 +51,13 @@ function itemsOf(history, incidents, nowS) {
 
 /** One item has the focus at a time; the arrow keys go to the one before and the next. */
 export function Strip({ job, history, incidents }) {
-  const [at, setAt] = useState(null);
+  // By its name: others may come before it.
+  const [chosen, choose] = useState(null);
   const box = useRef(null);
   const nowS = job.finished_s ?? Date.now() / 1000;
   const items = itemsOf(history, incidents, nowS);
-  const shown = at === null ? null : Math.min(at, items.length - 1);
+  const found = items.findIndex((each) => each.key === chosen);
+  const shown = found < 0 ? null : found;
   if (items.length === 0) return html`<p class="quiet">Nothing yet.</p>`;
   const fromS = job.submitted_s;
   const share = (atS) => Math.min(100, Math.max(0, (100 * (atS - fromS)) / (nowS - fromS || 1)));
@@ -71,9 +73,9 @@ export function Strip({ job, history, incidents }) {
   };
   const Item = (index) => {
     const each = items[index];
-    return html`<button type="button" class="item ${each.tone ?? "attempt"} ${index === shown ? "chosen" : ""}" style=${place(each)}
+    return html`<button type="button" key=${each.key} class="item ${each.tone ?? "attempt"} ${index === shown ? "chosen" : ""}" style=${place(each)}
       data-at=${index} tabindex=${index === (shown ?? 0) ? 0 : -1} aria-label=${each.text} title=${each.text}
-      onFocus=${() => setAt(index)} onClick=${() => setAt(index)}>
+      onFocus=${() => choose(each.key)} onClick=${() => choose(each.key)}>
       ${each.pieces?.map((piece) => html`<span class=${toneOf(piece.state)} style=${{ flexGrow: piece.untilS - piece.fromS }}></span>`)}
       ${each.label && html`<b aria-hidden="true">${each.label}</b>`}
     </button>`;

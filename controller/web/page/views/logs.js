@@ -3,7 +3,7 @@
 
 import { follow } from "/page/api.js";
 import { moment } from "/page/format.js";
-import { Failure, html, useEffect, useRef, useState } from "/page/ui.js";
+import { Entry, Failure, html, useEffect, useRef, useState } from "/page/ui.js";
 
 // Lines that are kept; older ones are at `outlast logs`.
 const MOST_LINES = 5000;
@@ -79,8 +79,7 @@ function OpenLogs({ job }) {
   }, [shown.length]);
   const none = pattern || since || search ? "No line that was read is of this kind." : "Nothing was written yet.";
   return html`<div class="head">
-      <label>Rank <input type="number" min="0" max=${job.ranks - 1} placeholder="all" value=${rank}
-        onChange=${(event) => setRank(event.target.value)} /></label>
+      <label>Rank <${Entry} type="number" min="0" max=${job.ranks - 1} placeholder="all" value=${rank} onEnter=${setRank} /></label>
       <label>Attempt <select value=${attempt} onChange=${(event) => setAttempt(event.target.value)}>
         <option value="">newest</option>
         <option value="all">all that are kept</option>
@@ -89,8 +88,7 @@ function OpenLogs({ job }) {
       <label>Written in <select value=${since} onChange=${(event) => setSince(event.target.value)}>
         ${SINCE.map(([seconds, name]) => html`<option key=${name} value=${seconds}>${name}</option>`)}
       </select></label>
-      <label>Search whole logs <input type="search" placeholder="regular expression" value=${pattern}
-        onChange=${(event) => setPattern(event.target.value)} /></label>
+      <label>Search whole logs <${Entry} type="search" placeholder="regular expression" value=${pattern} onEnter=${setPattern} /></label>
       <label>Show only <input type="search" placeholder="text" value=${search}
         onInput=${(event) => setSearch(event.target.value)} /></label>
       <span class="quiet">${shown.length} lines</span>
