@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         "--config", type=Path, metavar="FILE", help="YAML: code, notify, queue, retention"
     )
     parser.add_argument(
-        "--wait", action="store_true", help="wait while another uses --state-dir, then take over"
+        "--wait", action="store_true", help="wait while another uses the journal, then take over"
     )
     parser.add_argument(
         "--fresh", action="store_true", help="forget jobs, nodes and host memory first"

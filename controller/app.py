@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from controller import join_token, state_dir
 from controller.addresses import bind_http, name_of, reachable
-from controller.assembly import Controller, assemble
+from controller.assembly import Controller, assemble, open_database
 from controller.local.cluster import LocalCluster
 from controller.notify import metrics as notifications
 from controller.notify.notifier import Notifier
@@ -29,7 +30,9 @@ from controller.otlp.export import start as start_export
 from controller.otlp.incidents import export_incidents
 from controller.otlp.queue import ExportQueue
 from controller.retention import Keeper
-from controller.store.lock import LockedError, StateLock, is_free
+from controller.store.backend import DatabaseTakenError
+from controller.store.database import Database
+from controller.store.lock import LockedError, StateLock
 from outlast.errors import FatalError, OutlastError
 from outlast.ids import NodeId
 from outlast.log_format import say_last
@@ -43,6 +46,7 @@ _STDIN_BYTES = 4096
 # Between two looks at a lock that another controller has: nothing beside the seconds for which
 # agents pause before they connect again.
 LOCK_LOOK_S = 0.25
+_Taken = TypeVar("_Taken")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,10 @@ def main(options: Options, on_ready: OnReady | None = None) -> int:
     return EXIT_OK
 
 
+class _StoppedError(Exception):
+    """A controller that waits for another one is not wanted any more."""
+
+
 class LoopEndedError(FatalError):
     """The controller's loop failed; the process must end."""
 
@@ -92,13 +100,10 @@ async def run(
     if options.stop_with_stdin:
         _stop_with_stdin(loop, stop)
     async with AsyncExitStack() as stack:
-        lock = await _take_lock(options, stop)
-        if lock is None:
+        try:
+            lock, database = await _begin_alone(options, stop, stack)
+        except _StoppedError:
             return
-        stack.callback(lock.close)
-        if options.fresh:
-            state_dir.forget_jobs(options.state_dir)
-        state_dir.use_journal(options.state_dir, is_here=options.journal is None)
         if options.token_file is not None:
             join_token.make_if_missing(options.token_file)
             join_token.read(options.token_file)
@@ -107,7 +112,7 @@ async def run(
             stack.callback(otlp.close)
         http = bind_http(options.http)
         stack.callback(http.close)
-        controller = await stack.enter_async_context(assemble(options))
+        controller = assemble(options, database)
         grpc = controller.bind(options.grpc)
         if options.insecure:
             logger.warning(
@@ -120,24 +125,46 @@ async def run(
         await _Life(options, running, controller, stop, otlp).live(http, on_ready)
 
 
-async def _take_lock(options: Options, stop: asyncio.Event) -> StateLock | None:
-    """The lock of the state directory, waited for if that was asked; None after `stop`."""
-    is_waiting = False
+async def _begin_alone(
+    options: Options, stop: asyncio.Event, stack: AsyncExitStack
+) -> tuple[StateLock, Database]:
+    """The state directory and the journal, which no other controller has; `stack` gives them back.
+
+    Raises:
+        _StoppedError: while they were waited for.
+    """
+    open_dir = partial(state_dir.open_state_dir, options.state_dir, looks_first=options.wait)
+    lock = await _taken(open_dir, options, stop)
+    stack.callback(lock.close)
+    if options.fresh:
+        state_dir.forget_jobs(options.state_dir)
+    state_dir.use_journal(options.state_dir, is_here=options.journal is None)
+    database = open_database(options)
+    stack.callback(database.close)
+    await _taken(database.claim, options, stop)
+    return lock, database
+
+
+async def _taken(take: Callable[[], _Taken], options: Options, stop: asyncio.Event) -> _Taken:
+    """What `take` gives, tried again while another controller has it if that was asked.
+
+    Raises:
+        _StoppedError: by then nobody wants it any more.
+    """
+    is_told = False
     while not stop.is_set():
         try:
-            # A look at the lock alone: opening the directory touches what the other one keeps.
-            if not is_waiting or is_free(options.state_dir):
-                return state_dir.open_state_dir(options.state_dir)
-        except LockedError as error:
+            return take()
+        except (LockedError, DatabaseTakenError) as error:
             if not options.wait:
                 raise
-            if not is_waiting:
+            if not is_told:
                 logger.info("controller waits: %s", error)
-            is_waiting = True
+            is_told = True
         with suppress(TimeoutError):
             async with asyncio.timeout(LOCK_LOOK_S):
                 await stop.wait()
-    return None
+    raise _StoppedError
 
 
 class _Life:

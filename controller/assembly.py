@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -148,20 +146,14 @@ class Controller:
             service.post(*self.parts.edge.closed(event, service.now_s))
 
 
-@asynccontextmanager
-async def assemble(options: Options) -> AsyncIterator[Controller]:
-    """Open the journal, take the term, and build everything around the machine."""
-    reserve = Reserve(options.state_dir)
-    reserve.make_room()
-    database = Database(options.journal or options.state_dir / JOURNAL)
-    try:
-        database.claim()
-        yield _build(options, database, reserve)
-    finally:
-        database.close()
+def open_database(options: Options) -> Database:
+    """The database of the journal. It must be closed."""
+    Reserve(options.state_dir).make_room()
+    return Database(options.journal or options.state_dir / JOURNAL)
 
 
-def _build(options: Options, database: Database, reserve: Reserve) -> Controller:
+def assemble(options: Options, database: Database) -> Controller:
+    """Take the term in a database that is claimed, and build everything around the machine."""
     clock, counters = SteadyClock(), Counters()
     metrics = ControllerMetrics()
     journal = Journal(database, clock, on_commit=metrics.committed)
@@ -173,18 +165,7 @@ def _build(options: Options, database: Database, reserve: Reserve) -> Controller
     searches = FaultSearches(runs)
     effects = Effects(sessions.send, UnmanagedCluster(), searches)
     edge = Edge(machine.state, settings_of)
-    service = Service(
-        machine=machine,
-        journal=journal,
-        curves=Curves(database),
-        history=History(database),
-        edge=edge,
-        effects=effects,
-        clock=clock,
-        reserve=reserve,
-    )
-    if not reserve.acquire():
-        service.begin_read_only(f"{options.state_dir}: no room for the reserve")
+    service = _service(options, database, journal, machine, edge, effects, clock)
     searches.report_to(service)
     parts = Parts(
         service=service,
@@ -211,6 +192,32 @@ def _build(options: Options, database: Database, reserve: Reserve) -> Controller
         effects=effects,
         metrics=metrics,
     )
+
+
+def _service(
+    options: Options,
+    database: Database,
+    journal: Journal,
+    machine: Machine,
+    edge: Edge,
+    effects: Effects,
+    clock: SteadyClock,
+) -> Service:
+    """The service; read-only where there is no room for the reserve."""
+    reserve = Reserve(options.state_dir)
+    service = Service(
+        machine=machine,
+        journal=journal,
+        curves=Curves(database),
+        history=History(database),
+        edge=edge,
+        effects=effects,
+        clock=clock,
+        reserve=reserve,
+    )
+    if not reserve.acquire():
+        service.begin_read_only(f"{options.state_dir}: no room for the reserve")
+    return service
 
 
 def _sessions(machine: Machine) -> Sessions:

@@ -42,7 +42,7 @@ class Options:
     kube: KubeConfig | None = None
     """The Kubernetes cluster that nodes come from; it has none of local nodes then."""
     wait: bool = False
-    """Whether to wait while another controller uses `state_dir`."""
+    """Whether to wait while another controller uses `state_dir` or `journal`."""
     fresh: bool = False
     """Forget the jobs, end what runs, and empty the host memory of local nodes first."""
     stop_with_stdin: bool = False

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from controller.store.lock import StateLock
+from controller.store.lock import StateLock, check_free
 from controller.store.reserve import Reserve
 from outlast.errors import FatalError
 
@@ -20,14 +20,19 @@ class StateDirError(FatalError):
     """The state directory cannot be used."""
 
 
-def open_state_dir(state_dir: Path) -> StateLock:
+def open_state_dir(state_dir: Path, *, looks_first: bool = False) -> StateLock:
     """The lock of a directory that can be written.
 
+    With `looks_first` nothing of it is touched while another controller has it.
+
     Raises:
-        StateDirError: it cannot be.
+        LockedError: another controller has it.
+        StateDirError: it cannot be written.
     """
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if looks_first:
+            check_free(state_dir)
         Reserve(state_dir).make_room()
         probe = state_dir / f".probe-{os.getpid()}"
         probe.write_bytes(b"")

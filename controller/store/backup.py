@@ -162,6 +162,9 @@ def _set_aside(journal: Path, folder: Path) -> None:
     Until that is renamed into its place the database stays: a controller that starts in between
     would otherwise begin with nothing.
     """
+    with contextlib.suppress(sqlite3.Error), closing(sqlite3.connect(journal)) as connection:
+        # Whole without its log, where it can be read.
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     folder.mkdir(mode=0o700)
     for suffix in _SQLITE_SUFFIXES:
         with contextlib.suppress(FileNotFoundError):

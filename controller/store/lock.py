@@ -27,17 +27,7 @@ class StateLock:
         Raises:
             LockedError: naming who holds it.
         """
-        self._path = state_dir / "lock"
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = _describe(os.pread(self._fd, 4096, 0))
-            os.close(self._fd)
-            raise LockedError(
-                f"{state_dir}: another controller ({holder}) uses this state directory; "
-                "stop it first, or give another --state-dir"
-            ) from error
+        self._fd = _locked(state_dir)
         self.say()
 
     def say(self, *, grpc: str = "", http: str = "") -> None:
@@ -50,16 +40,27 @@ class StateLock:
         os.close(self._fd)
 
 
-def is_free(state_dir: Path) -> bool:
-    """Whether nobody has the lock now. The directory must be there."""
+def check_free(state_dir: Path) -> None:
+    """Write nothing, and keep nothing.
+
+    Raises:
+        LockedError: somebody has the lock.
+    """
+    os.close(_locked(state_dir))
+
+
+def _locked(state_dir: Path) -> int:
     fd = os.open(state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
+    except BlockingIOError as error:
+        holder = _describe(os.pread(fd, 4096, 0))
         os.close(fd)
-    return True
+        raise LockedError(
+            f"{state_dir}: another controller ({holder}) uses this state directory; "
+            "stop it first, or give another --state-dir"
+        ) from error
+    return fd
 
 
 def _describe(text: bytes) -> str:

@@ -124,7 +124,8 @@ Wait = Annotated[
     bool,
     typer.Option(
         "--wait",
-        help="While another controller uses --state-dir, wait; take over when it ends or dies.",
+        help="While another controller uses --state-dir or --journal, wait; take over when it ends "
+        "or dies.",
     ),
 ]
 DEFAULT_GRPC = "127.0.0.1:7070"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from outlast.client import Client, UnavailableError
 from tests.cli.running import outlast
 from tests.controller.fakes import FakeAgent, spec_document, until
-from tests.controller.processes import controller, refusal, wait_for
+from tests.controller.processes import Controller, controller, refusal, wait_for
 from tests.postgres.server import PASSWORD, Server, needs_postgres
 
 pytestmark = needs_postgres
@@ -65,6 +66,25 @@ def test_job_goes_on_under_another_controller_after_the_first_was_killed(
 def reach(address: str, job_id: str, state: str) -> None:
     with Client(address) as client:
         wait_for(lambda: client.get(job_id)[0].state == state, f"{job_id} is {state}")
+
+
+def test_controller_that_waits_takes_over_on_another_machine(tmp_path: Path, url: str) -> None:
+    with controller(tmp_path / "first", "--journal", url) as first:
+        second = Controller(tmp_path / "second", "--journal", url, "--wait")
+        starting = threading.Thread(target=second.start)
+        starting.start()
+        try:
+            wait_for(lambda: second.stderr.exists(), "it begins")
+            wait_for(lambda: "controller waits: " in second.stderr.read_text(), "it to wait")
+            with Client(first.grpc) as client:
+                job_id = client.submit(spec_document()).job_id
+            first.kill()
+            starting.join()
+            with Client(second.grpc) as client:
+                assert [job.job_id for job in client.list()] == [job_id]
+        finally:
+            starting.join()
+            second.stop()
 
 
 def test_controller_ends_with_its_server_and_starts_again_with_it(
