@@ -170,6 +170,15 @@ def _same(value: object) -> object:
     return value
 
 
+def _member(owner: object, name: object) -> object:
+    if owner is not _same:
+        raise ForeignCheckpointError(
+            f".metadata asks for {name} of {owner!r}, which a checkpoint's description has no use "
+            "for; it is not read"
+        )
+    return name
+
+
 def _joined(*parts: object) -> str:
     return "/".join(str(part) for part in parts)
 
@@ -188,6 +197,8 @@ _ALLOWED: Mapping[tuple[str, str], type[_Kept] | Callable[..., object] | str] = 
     (_METADATA, "MetadataIndex"): _MetadataIndex,
     (_METADATA, "StorageMeta"): _StorageMeta,
     (_METADATA, "_MEM_FORMAT_ENCODING"): _same,
+    # How some Pythons (3.11.2 is one) pickle a member of an enum; nothing is looked up.
+    ("builtins", "getattr"): _member,
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _StorageInfo,
     ("torch.serialization", "_get_layout"): _same,
     ("torch", "Size"): _size,

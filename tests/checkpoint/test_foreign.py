@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copyreg
+import io
 import os
 import pickle
 import pickletools
@@ -13,6 +15,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -159,6 +162,16 @@ def test_a_description_that_makes_no_sense_is_refused(metadata: object, problem:
 def test_a_sound_description_is_read() -> None:
     [chunk] = parse_metadata(pickle.dumps(described())).chunks
     assert (chunk.file, chunk.start, chunk.stop) == ("__0_0.distcp", 0, 100)
+
+
+def test_description_of_a_python_that_pickles_enums_by_name_is_read() -> None:
+    raw = io.BytesIO()
+    pickler = pickle.Pickler(raw)
+    by_name = {_MEM_FORMAT_ENCODING: lambda one: (getattr, (type(one), one.name))}
+    pickler.dispatch_table = copyreg.dispatch_table | by_name  # type: ignore[assignment]  # a Mapping
+    pickler.dump(described())
+    assert b"getattr" in raw.getvalue()
+    assert parse_metadata(raw.getvalue()) == parse_metadata(pickle.dumps(described()))
 
 
 def test_any_truncation_is_refused() -> None:
