@@ -31,7 +31,7 @@ from controller.otlp.incidents import export_incidents
 from controller.otlp.queue import ExportQueue
 from controller.retention import Keeper
 from controller.store.backend import DatabaseTakenError
-from controller.store.database import Database
+from controller.store.lease import Lease
 from controller.store.lock import LockedError, StateLock
 from outlast.errors import FatalError, OutlastError
 from outlast.ids import NodeId
@@ -101,7 +101,7 @@ async def run(
         _stop_with_stdin(loop, stop)
     async with AsyncExitStack() as stack:
         try:
-            lock, database = await _begin_alone(options, stop, stack)
+            lock, lease = await _begin_alone(options, stop, stack)
         except _StoppedError:
             return
         if options.token_file is not None:
@@ -112,7 +112,7 @@ async def run(
             stack.callback(otlp.close)
         http = bind_http(options.http)
         stack.callback(http.close)
-        controller = assemble(options, database)
+        controller = assemble(options, lease)
         grpc = controller.bind(options.grpc)
         if options.insecure:
             logger.warning(
@@ -127,7 +127,7 @@ async def run(
 
 async def _begin_alone(
     options: Options, stop: asyncio.Event, stack: AsyncExitStack
-) -> tuple[StateLock, Database]:
+) -> tuple[StateLock, Lease]:
     """The state directory and the journal, which no other controller has; `stack` gives them back.
 
     Raises:
@@ -139,10 +139,25 @@ async def _begin_alone(
     if options.fresh:
         state_dir.forget_jobs(options.state_dir)
     state_dir.use_journal(options.state_dir, is_here=options.journal is None)
-    database = open_database(options)
-    stack.callback(database.close)
-    await _taken(database.claim, options, stop)
-    return lock, database
+    lease = Lease(open_database(options))
+    stack.callback(lease.database.close)
+    await _taken(partial(_claim, lease, waits=options.wait), options, stop)
+    return lock, lease
+
+
+def _claim(lease: Lease, *, waits: bool) -> None:
+    """Take the lock of the database, and the lease beside it.
+
+    Raises:
+        DatabaseTakenError: another controller has it; with `waits`, for as long as it lives.
+    """
+    try:
+        lease.database.claim()
+    except DatabaseTakenError:
+        if waits:
+            lease.end_if_over(asyncio.get_running_loop().time())
+        raise
+    lease.begin()
 
 
 async def _taken(take: Callable[[], _Taken], options: Options, stop: asyncio.Event) -> _Taken:
@@ -224,6 +239,8 @@ class _Life:
             asyncio.create_task(self._controller.parts.trends.run(), name="trends"),
             stopped,
         ]
+        self._others.append(asyncio.create_task(self._controller.lease.keep(), name="lease"))
+        self._vital.append(self._others[-1])
         if self._otlp is not None:
             incidents = export_incidents(self._service, self._otlp)
             self._others.append(asyncio.create_task(incidents, name="incidents for OTLP"))

@@ -33,6 +33,7 @@ from controller.store.database import Database
 from controller.store.diagnoses import Diagnoses
 from controller.store.history import History
 from controller.store.journal import Journal
+from controller.store.lease import Lease
 from controller.store.reserve import Reserve
 from controller.store.trends import TrendStore
 from controller.trends.watch import TrendWatch
@@ -72,6 +73,7 @@ class Controller:
 
     parts: Parts
     journal: Journal
+    lease: Lease
     server: Server
     web: Web
     effects: Effects
@@ -152,9 +154,9 @@ def open_database(options: Options) -> Database:
     return Database(options.journal or options.state_dir / JOURNAL)
 
 
-def assemble(options: Options, database: Database) -> Controller:
-    """Take the term in a database that is claimed, and build everything around the machine."""
-    clock, counters = SteadyClock(), Counters()
+def assemble(options: Options, lease: Lease) -> Controller:
+    """Take the term in the database that is claimed, and build everything around the machine."""
+    clock, counters, database = SteadyClock(), Counters(), lease.database
     metrics = ControllerMetrics()
     journal = Journal(database, clock, on_commit=metrics.committed)
     journal.take_over()
@@ -187,6 +189,7 @@ def assemble(options: Options, database: Database) -> Controller:
     return Controller(
         parts=parts,
         journal=journal,
+        lease=lease,
         server=Server(parts),
         web=_web(parts, journal, metrics, options),
         effects=effects,

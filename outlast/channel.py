@@ -10,11 +10,14 @@ import grpc
 import grpc.aio
 
 from outlast.access import Access, AccessError
+from outlast.addresses import addresses_of
 
 # How a token travels, that of a caller and that of a node.
 HEADER = "authorization"
 SCHEME = "Bearer "
 _Options = Sequence[tuple[str, Any]]
+# In which one of several controllers takes a connection; none that waits for another one does.
+_READY_S = 2.0
 _FOR_CLIENTS: _Options = (
     ("grpc.max_receive_message_length", 256 * 2**20),
     # Errors travel in what gRPC calls metadata, and a bad spec may have many.
@@ -30,23 +33,37 @@ def bearer(token: str) -> str:
 
 
 def open_channel(address: str, access: Access) -> grpc.Channel:
-    """A channel for the calls of clients, which block.
+    """A channel for the calls of clients, which block; of several addresses, to one that answers.
 
     Raises:
         AccessError: the token would travel in clear text through a network.
     """
+    *others, last = addresses_of(address)
+    for each in others:
+        channel = _open(each, access)
+        try:
+            grpc.channel_ready_future(channel).result(timeout=_READY_S)
+        # One that is frozen takes connections, and says nothing.
+        except grpc.FutureTimeoutError:
+            channel.close()
+        else:
+            return _with_token(channel, access)
+    return _with_token(_open(last, access), access)
+
+
+def _open(address: str, access: Access) -> grpc.Channel:
     if not access.ca:
         if access.token and not is_loopback(address.rpartition(":")[0]):
             raise AccessError(
                 f"the token for {address} is not sent in clear text; log in with --ca, the "
                 "certificate of the controller's authority"
             )
-        channel = grpc.insecure_channel(address, options=_FOR_CLIENTS)
-    else:
-        channel = grpc.secure_channel(address, _credentials(access), options=_FOR_CLIENTS)
-    if not access.token:
-        return channel
-    return grpc.intercept_channel(channel, _Bearer(access.token))
+        return grpc.insecure_channel(address, options=_FOR_CLIENTS)
+    return grpc.secure_channel(address, _credentials(access), options=_FOR_CLIENTS)
+
+
+def _with_token(channel: grpc.Channel, access: Access) -> grpc.Channel:
+    return grpc.intercept_channel(channel, _Bearer(access.token)) if access.token else channel
 
 
 def open_aio_channel(address: str, access: Access, options: _Options) -> grpc.aio.Channel:

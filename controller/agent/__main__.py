@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m controller.agent", description=__doc__)
     parser.add_argument("--node", required=True, help="name of this node")
-    parser.add_argument("--controller", required=True, metavar="HOST:PORT")
+    parser.add_argument("--controller", required=True, metavar="HOST:PORT[,...]")
     parser.add_argument("--state-dir", required=True, type=Path, help="logs, errors, black boxes")
     parser.add_argument("--memory-dir", required=True, type=Path, help="checkpoints, on tmpfs")
     parser.add_argument("--data-dir", required=True, type=Path, help="cache of tokenised data")

@@ -10,15 +10,27 @@ from controller.agent.config import AgentConfig
 logger = logging.getLogger(__name__)
 
 
-def controller_address(config: AgentConfig) -> str:
-    """host:port of the controller now: it may have come back on another port."""
-    path = config.controller_file
-    if path is not None:
-        try:
-            address = json.loads(path.read_text())["grpc"]
-        # It may be missing or half written while the controller starts.
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            logger.debug("controller file %s: %r", path, error)
-        else:
-            return str(address)
-    return config.controller
+class Controllers:
+    """Where the controller may be; one of several leads, and the others do not answer."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+        self._turn = 0
+
+    def address(self) -> str:
+        """host:port of the one that is asked now: it may have come back on another port."""
+        path = self._config.controller_file
+        if path is not None:
+            try:
+                address = json.loads(path.read_text())["grpc"]
+            # It may be missing or half written while the controller starts.
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                logger.debug("controller file %s: %r", path, error)
+            else:
+                return str(address)
+        addresses = self._config.controller_addresses
+        return addresses[self._turn % len(addresses)]
+
+    def has_failed(self) -> None:
+        """That one did not answer: the next one is asked."""
+        self._turn += 1

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from random import Random
 
 import outlast
+from controller.agent.addresses import Controllers
 from controller.agent.checkpoint_reports import CheckpointReports
 from controller.agent.checks import CheckOrders
 from controller.agent.commands import Commands
@@ -71,6 +72,7 @@ class Agent:
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
+        self._controllers = Controllers(config)
         self._incarnation = secrets.token_hex(8)
         self._state = AgentState(config.state_dir, config.memory_dir, config.data_dir)
         self._predecessor = self._state.predecessor()
@@ -79,7 +81,6 @@ class Agent:
         self._state.kill_leftovers()
         self._rendezvous = listen(config.address)
         self._machine = self._make_machine()
-        self._buffer = self._machine.line.buffer
         self._reporter = Reporter(
             self._emit, lambda: self._session.is_connected, self._machine.reports
         )
@@ -104,14 +105,13 @@ class Agent:
         self._session = self._make_session()
         self._stall_watch = StallWatch(self._supervisor.workers, self._session.beat_now)
         self._workers = self._make_worker_reports()
-        max_queries = config.limits.max_log_queries
-        self._logs = Logs(config.jobs_dir, self._session.send, max_queries, running)
+        limits, most_bytes = config.limits, config.rank_log_bytes
+        self._logs = Logs(config.jobs_dir, self._session.send, limits.max_log_queries, running)
         self._checks = CheckOrders(config, self._suites, self._session.send)
         folders = Folders.of(config)
         self._links = Links(self._emit, running, None if config.is_loopback else Sampler())
         self._log_export = LogExport(config, self._supervisor.workers)
         self._metrics = Metrics(self._reading, folders, self._links, self._log_export.queue)
-        most_bytes = config.rank_log_bytes
         self._host = Host(folders, self._emit, running, oom_kills, max_log_bytes=most_bytes)
         self._pruning = Pruning.of(config)
         self._metrics_address = ""
@@ -258,6 +258,7 @@ class Agent:
         return Commands(
             Parts(
                 config=self._config,
+                controllers=self._controllers,
                 supervisor=self._supervisor,
                 orphans=self._orphans,
                 uploads=self._uploads,
@@ -314,13 +315,13 @@ class Agent:
             lost=self._session_lost,
             acknowledged=self._commands.acknowledged,
         )
-        return Session(self._config, self._machine.line, events, Random())
+        return Session(self._config, self._controllers, self._machine.line, events, Random())
 
     def _reading(self) -> Reading:
         return Reading(
             workers_running=len(self._supervisor.running()),
-            events_buffered=len(self._buffer),
-            events_dropped=self._buffer.num_dropped,
+            events_buffered=len(self._machine.line.buffer),
+            events_dropped=self._machine.line.buffer.num_dropped,
             heartbeats=self._session.num_heartbeats,
             sessions=self._session.num_sessions,
             is_connected=self._session.is_connected,

@@ -28,7 +28,7 @@ import grpc
 import grpc.aio
 
 from controller import join_token
-from controller.agent.addresses import controller_address
+from controller.agent.addresses import Controllers
 from controller.agent.config import AgentConfig
 from controller.agent.threads import HungCallsError, run_blocking
 from controller.agent.workers.launch import StartRefusedError
@@ -74,8 +74,9 @@ _CHANNEL_OPTIONS = (
 class JobCode:
     """The folders of one agent."""
 
-    def __init__(self, config: AgentConfig) -> None:
+    def __init__(self, config: AgentConfig, controllers: Controllers) -> None:
         self._config = config
+        self._controllers = controllers
 
     async def ready(self, job_id: str, digest: str) -> Path:
         """The folder with the code of a job, which is fetched if it is not here.
@@ -166,7 +167,7 @@ class JobCode:
         """What comes of an archive; nothing at times, while it waits for its turn."""
         config = self._config
         token = join_token.metadata(config.join_token_file)
-        address = controller_address(config)
+        address = self._controllers.address()
         async with open_aio_channel(address, config.access, _CHANNEL_OPTIONS) as channel:
             stub = cast("CodeAsyncStub", CodeStub(channel))
             request = code_pb2.GetCodeRequest(digest=digest)

@@ -6,7 +6,9 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
+from controller.addresses import parse_address
 from outlast.access import Access, read_tls_dir
+from outlast.addresses import addresses_of
 from outlast.log_format import LogFormat
 
 # An incident quotes the end of a log, and `outlast logs` prints more of it.
@@ -50,7 +52,7 @@ class AgentConfig:
 
     node: str
     controller: str
-    """host:port of the controller's gRPC service."""
+    """host:port of the controller's gRPC service, or several with commas: one of them leads."""
     state_dir: Path
     memory_dir: Path
     """On tmpfs: survives workers and the agent, not the node."""
@@ -90,6 +92,8 @@ class AgentConfig:
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise ValueError(f"workers is {self.workers}; a node needs 1 or more")
+        for address in self.controller_addresses:
+            parse_address(address, "--controller")
         if not self.node or "/" in self.node:
             raise ValueError(f"node is {self.node!r}; it must be a name without '/'")
 
@@ -103,6 +107,11 @@ class AgentConfig:
             )
         if self.state_age_s < MIN_STATE_AGE_S:
             raise ValueError(f"state_age_s is {self.state_age_s:g}; at least 86400 (1 day)")
+
+    @property
+    def controller_addresses(self) -> tuple[str, ...]:
+        """Where the controller may be, in the order in which they are asked."""
+        return addresses_of(self.controller)
 
     @property
     def access(self) -> Access:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from controller.agent.addresses import Controllers
 from controller.agent.code import JobCode, delete_code
 from controller.agent.config import AgentConfig
 from controller.agent.core.reports import AttemptKey
@@ -60,6 +61,7 @@ class Parts:
     """What the steps of commands work with."""
 
     config: AgentConfig
+    controllers: Controllers
     supervisor: Supervisor
     orphans: Orphans
     uploads: Uploads
@@ -78,7 +80,7 @@ class OrderSteps:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._code = JobCode(parts.config)
+        self._code = JobCode(parts.config, parts.controllers)
         self._preflight = Preflight(
             parts.config.limits.probe_s, parts.storage_awaited, data_dir=parts.config.data_dir
         )

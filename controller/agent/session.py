@@ -23,7 +23,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from controller import join_token
-from controller.agent.addresses import controller_address
+from controller.agent.addresses import Controllers
 from controller.agent.config import AgentConfig
 from controller.agent.core.clock_probes import ClockProbes
 from controller.agent.core.line import Line
@@ -104,11 +104,13 @@ class Session:
     def __init__(
         self,
         config: AgentConfig,
+        controllers: Controllers,
         line: Line[agents_pb2.AgentEvent],
         events: SessionEvents,
         random: Random,
     ) -> None:
         self._config = config
+        self._controllers = controllers
         self._line = line
         self._events = events
         self._random = random
@@ -174,7 +176,7 @@ class Session:
         failures = 0
         # A stream that ends just as the task is cancelled raises its own error instead.
         while not _is_cancelled():
-            address = controller_address(self._config)
+            address = self._controllers.address()
             sessions_before = self.num_sessions
             try:
                 await self._run_once(address)
@@ -197,6 +199,8 @@ class Session:
             log = logger.warning if was_connected or failures == 0 else logger.debug
             log("no controller: node=%s address=%s %s", self._config.node, address, reason)
             failures = 0 if was_connected else failures + 1
+            if failures:
+                self._controllers.has_failed()
             await asyncio.sleep(self._backoff_s(failures))
 
     def _end_if_refused(self, address: str, error: grpc.aio.AioRpcError) -> None:

@@ -33,6 +33,10 @@ class Backend(Protocol):
         """What it is called in messages; no password is in it."""
 
     @property
+    def can_end_others(self) -> bool:
+        """Whether `end_other` can end what `claim` of another controller keeps."""
+
+    @property
     def if_newer(self) -> str:
         """What may be done where a newer version of Outlast has written it."""
 
@@ -48,6 +52,9 @@ class Backend(Protocol):
         Raises:
             DatabaseTakenError: one is there.
         """
+
+    def end_other(self, connection: sa.Connection) -> None:
+        """End the connection of the controller that keeps others off, wherever it is."""
 
     def insert(self, table: sa.Table) -> Insert:
         """An insert that can say what to do about rows that are there."""

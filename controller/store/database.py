@@ -115,6 +115,20 @@ class Database:
         with self.transaction() as connection:
             self._backend.claim(connection)
 
+    @property
+    def name(self) -> str:
+        """What it is called in messages; no password is in it."""
+        return self._backend.name
+
+    @property
+    def can_end_others(self) -> bool:
+        """Whether `end_other` can end what `claim` of another controller keeps."""
+        return self._backend.can_end_others
+
+    def end_other(self, connection: sa.Connection) -> None:
+        """End the connection of the controller that keeps others off, wherever it is."""
+        self._backend.end_other(connection)
+
     def insert(self, table: sa.Table) -> Insert:
         """An insert that can say what to do about rows that are there."""
         return self._backend.insert(table)

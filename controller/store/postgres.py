@@ -25,6 +25,14 @@ _SCHEME = _SCHEMES[-1]
 _DISK_FULL = "53100"
 # Of all controllers, in one database: "outlast" in ASCII.
 _LOCK = 0x6F75746C617374
+# Both halves of the key are shown apart.
+_END_HOLDER = sa.text(
+    "SELECT pg_terminate_backend(pid) FROM pg_locks "
+    "WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND pid <> pg_backend_pid() "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+    "AND classid::bigint = CAST(:key AS bigint) >> 32 "
+    "AND objid::bigint = CAST(:key AS bigint) & 4294967295"
+)
 # Of a server that is not heard, libpq says so after about so long, and not after hours.
 _CONNECT_ARGS: dict[str, object] = {
     "application_name": "outlast controller",
@@ -78,6 +86,7 @@ def parse_url(text: str) -> sa.URL:
 class Postgres:
     """A database of a PostgreSQL server."""
 
+    can_end_others = True
     if_newer = "or give another database with --journal"
 
     def __init__(self, url: sa.URL) -> None:
@@ -130,6 +139,10 @@ class Postgres:
                 f"{self.name}: another controller uses this database; stop it first, or give "
                 "another database with --journal"
             )
+
+    def end_other(self, connection: sa.Connection) -> None:
+        """End the session that has the lock."""
+        connection.execute(_END_HOLDER, {"key": _LOCK})
 
     def insert(self, table: sa.Table) -> postgresql.Insert:
         """An insert with a clause for rows that are there."""

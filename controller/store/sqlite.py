@@ -40,6 +40,7 @@ _LOG_BYTES = 8 * 2**20
 class Sqlite:
     """A database in a file, which is made if it is not there."""
 
+    can_end_others = False
     if_newer = "or give another folder with --state-dir"
 
     def __init__(self, path: Path) -> None:
@@ -68,6 +69,9 @@ class Sqlite:
 
     def claim(self, connection: sa.Connection) -> None:
         """Nothing: the lock of the state directory does it."""
+
+    def end_other(self, connection: sa.Connection) -> None:
+        """Nothing: the lock goes with the process that has it, and with nothing else."""
 
     def insert(self, table: sa.Table) -> sqlite.Insert:
         """An insert with a clause for rows that are there."""

@@ -18,7 +18,7 @@ ControllerToJoin = Annotated[
         "--controller",
         envvar="OUTLAST_CONTROLLER",
         metavar="HOST:PORT",
-        help="The controller to join.",
+        help="The controller to join; several with commas, where another one may take over.",
     ),
 ]
 Workers = Annotated[

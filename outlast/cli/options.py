@@ -16,8 +16,8 @@ Controller = Annotated[
         "--controller",
         envvar="OUTLAST_CONTROLLER",
         metavar="HOST:PORT",
-        help="The controller's gRPC address, or the name of a login; by default the login in use, "
-        "else the one noted in --state-dir.",
+        help="The controller's gRPC address, several with commas where another one may take over, "
+        "or the name of a login; by default the login in use, else the one noted in --state-dir.",
     ),
 ]
 StateDir = Annotated[

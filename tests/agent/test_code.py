@@ -16,6 +16,7 @@ import grpc.aio
 import pytest
 
 from controller.agent import code
+from controller.agent.addresses import Controllers
 from controller.agent.code import JobCode, delete_code, delete_left_code
 from controller.agent.config import AgentConfig, Limits
 from controller.agent.workers.launch import StartRefusedError
@@ -76,9 +77,13 @@ def in_loop(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-async def refusal(job_code: JobCode, digest: str) -> StartRefusedError:
+def job_code(config: AgentConfig) -> JobCode:
+    return JobCode(config, Controllers(config))
+
+
+async def refusal(code_of_job: JobCode, digest: str) -> StartRefusedError:
     with pytest.raises(StartRefusedError) as caught:
-        await job_code.ready("job-1", digest)
+        await code_of_job.ready("job-1", digest)
     return caught.value
 
 
@@ -91,14 +96,14 @@ def test_code_is_fetched_once_for_a_job_and_gone_with_it(tmp_path: Path) -> None
         store, digest = stored(tmp_path)
         async with served(store) as port:
             own = at(tmp_path, port)
-            job_code = JobCode(own)
-            folders = await asyncio.gather(*(job_code.ready("job-1", digest) for _ in range(3)))
+            cache = job_code(own)
+            folders = await asyncio.gather(*(cache.ready("job-1", digest) for _ in range(3)))
         assert len(set(folders)) == 1
         folder = folders[0]
         assert (folder / "pkg" / "x.py").read_text() == "x"
         assert [path.name for path in folder.parent.iterdir()] == [folder.name]
         assert folder.stat().st_mode & 0o777 == 0o700
-        assert await job_code.ready("job-1", digest) == folder, "the controller is not asked"
+        assert await cache.ready("job-1", digest) == folder, "the controller is not asked"
         delete_code(own.code_dir, "job-1")
         assert not left(own)
 
@@ -113,7 +118,7 @@ def test_code_is_waited_for_while_the_controller_restarts(
         async with served(store) as port:
             pass
         own = at(tmp_path, port)
-        fetch = asyncio.create_task(JobCode(own).ready("job-1", digest))
+        fetch = asyncio.create_task(job_code(own).ready("job-1", digest))
         tries: list[str] = []
         monkeypatch.setattr(code.logger, "warning", lambda *said: tries.append(said[0]))
         while not tries:
@@ -130,7 +135,7 @@ def test_a_controller_that_stays_away_costs_the_node_the_start(tmp_path: Path) -
         async with served(store) as port:
             pass
         own = at(tmp_path, port, code_s=0.2)
-        error = await refusal(JobCode(own), digest)
+        error = await refusal(job_code(own), digest)
         assert error.kind is ErrorKind.RESOURCE
         assert "sent nothing of it for 0.2 s" in str(error)
         assert left(own) == ["job-1"]
@@ -145,12 +150,12 @@ def test_code_that_is_damaged_or_gone_ends_the_job_and_blames_no_node(tmp_path: 
             own = at(tmp_path, port)
             path = store.path_of(digest)
             path.write_bytes(path.read_bytes().replace(b"text", b"tEXt"))
-            error = await refusal(JobCode(own), digest)
+            error = await refusal(job_code(own), digest)
             assert error.kind is ErrorKind.CONFIG
             assert "the controller's disk has it no more as it was sent" in str(error)
             assert "submit the job again" in str(error)
             assert not store.find(digest), "so that it is sent again"
-            error = await refusal(JobCode(own), digest)
+            error = await refusal(job_code(own), digest)
             assert error.kind is ErrorKind.CONFIG
             assert "there is no code" in str(error)
             assert left(own) == ["job-1"]
@@ -170,7 +175,7 @@ def test_a_disk_that_changes_the_archive_is_the_nodes_trouble(
         store, digest = stored(tmp_path)
         monkeypatch.setattr(code, "check_digest", damage)
         async with served(store) as port:
-            error = await refusal(JobCode(at(tmp_path, port)), digest)
+            error = await refusal(job_code(at(tmp_path, port)), digest)
         assert error.kind is ErrorKind.RESOURCE
         assert "the disk of this node changed it" in str(error)
         assert store.find(digest)
@@ -194,7 +199,7 @@ def test_a_start_that_is_given_up_leaves_no_part_of_the_code(
         monkeypatch.setattr(code, "unpack", slow)
         async with served(store) as port:
             own = at(tmp_path, port)
-            start = asyncio.create_task(JobCode(own).ready("job-1", digest))
+            start = asyncio.create_task(job_code(own).ready("job-1", digest))
             await until(is_unpacking.is_set, "it unpacks")
             start.cancel()
             await asyncio.gather(start, return_exceptions=True)
@@ -222,7 +227,7 @@ def test_a_job_that_is_over_while_it_unpacks_leaves_nothing(
         monkeypatch.setattr(code, "unpack", late)
         async with served(store) as port:
             own.append(at(tmp_path, port))
-            error = await refusal(JobCode(own[0]), digest)
+            error = await refusal(job_code(own[0]), digest)
         assert error.kind is ErrorKind.RESOURCE
         assert not left(own[0])
 
@@ -245,7 +250,7 @@ def test_a_download_that_breaks_begins_anew(
         store, digest = stored(tmp_path)
         monkeypatch.setattr(CodeService, "_send", break_once)
         async with served(store) as port:
-            folder = await JobCode(at(tmp_path, port)).ready("job-1", digest)
+            folder = await job_code(at(tmp_path, port)).ready("job-1", digest)
         assert (folder / "train.py").read_text() == "text"
         assert sent[0] == sent[2]
 
@@ -270,10 +275,10 @@ def test_a_node_waits_for_its_turn_for_as_long_as_the_controller_says_so(
 
             send_all = CodeService._send_all
             monkeypatch.setattr(CodeService, "_send_all", hold)
-            first = asyncio.create_task(JobCode(at(tmp_path / "a", port)).ready("job-1", digest))
+            first = asyncio.create_task(job_code(at(tmp_path / "a", port)).ready("job-1", digest))
             await until(lambda: bool(others), "the first has its turn")
             code_s = 0.5
-            second = JobCode(at(tmp_path / "b", port, code_s=code_s)).ready("job-1", digest)
+            second = job_code(at(tmp_path / "b", port, code_s=code_s)).ready("job-1", digest)
             waiting = asyncio.create_task(second)
             done, _ = await asyncio.wait((waiting,), timeout=3 * code_s)
             assert not done, "it waits longer than for a controller that is silent"
@@ -294,7 +299,7 @@ def test_a_full_disk_is_the_nodes_trouble_and_nothing_is_left(
         monkeypatch.setattr(code, "unpack", full)
         async with served(store) as port:
             own = at(tmp_path, port)
-            error = await refusal(JobCode(own), digest)
+            error = await refusal(job_code(own), digest)
         assert error.kind is ErrorKind.RESOURCE
         assert f"cannot be unpacked to {own.code_dir}" in str(error)
         assert "No space left on device" in str(error)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from controller.agent.addresses import Controllers
 from controller.agent.commands import Commands
 from controller.agent.config import AgentConfig
 from controller.agent.core.buffer import EventBuffer
@@ -69,15 +70,17 @@ def make_commands(
         told[event.command_result.command_id] = event.command_result
 
     unused: Any = None
+    config = AgentConfig(
+        node="n0",
+        controller="127.0.0.1:1",
+        state_dir=tmp_path,
+        memory_dir=tmp_path,
+        data_dir=tmp_path,
+        workers=2,
+    )
     parts = Parts(
-        config=AgentConfig(
-            node="n0",
-            controller="",
-            state_dir=tmp_path,
-            memory_dir=tmp_path,
-            data_dir=tmp_path,
-            workers=2,
-        ),
+        config=config,
+        controllers=Controllers(config),
         supervisor=cast("Supervisor", workers),
         orphans=cast("Orphans", workers),
         uploads=unused,

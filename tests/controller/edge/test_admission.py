@@ -15,6 +15,7 @@ import grpc.aio
 import pytest
 
 from controller import app, join_token
+from controller.agent.addresses import Controllers
 from controller.agent.config import AgentConfig
 from controller.agent.core.buffer import EventBuffer
 from controller.agent.core.line import Line
@@ -257,7 +258,7 @@ def session_of(place: Place, token_file: Path | None, statuses: int = 0) -> Sess
         lost=lambda: line.lost(0.0),
         acknowledged=line.acknowledged,
     )
-    return Session(config, line, events, Random(1))
+    return Session(config, Controllers(config), line, events, Random(1))
 
 
 def test_agent_without_the_right_token_ends_and_says_what_to_do(tmp_path: Path) -> None:

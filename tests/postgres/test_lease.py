@@ -1,0 +1,139 @@
+"""A leader that does not renew its lease, and one that waits: on one PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from controller.core.lease import LEASE_S, STARTING_S
+from controller.store.backend import DatabaseError, DatabaseTakenError
+from controller.store.database import Database, DeposedError
+from controller.store.lease import Lease
+from controller.store.postgres import parse_url
+from controller.store.tables import CONTROLLER
+from outlast.client import Client
+from tests.controller.fakes import FakeAgent, spec_document, until
+from tests.controller.processes import Controller, controller, wait_for
+from tests.postgres.server import Server, needs_postgres
+
+pytestmark = needs_postgres
+
+
+def test_leader_that_is_deposed_by_one_that_waits_writes_nothing_more(url: str) -> None:
+    first, second = Database(parse_url(url)), Database(parse_url(url))
+    try:
+        first.claim()
+        Lease(first).begin()
+        assert first.raise_term(0) == 1
+        waiting = Lease(second)
+        for now_s in range(int(STARTING_S)):
+            waiting.end_if_over(now_s)
+        with pytest.raises(DatabaseTakenError):
+            second.claim()
+        waiting.end_if_over(STARTING_S + 1)
+        # The server ends the session when it comes to it.
+        wait_for(lambda: is_claimed(second), "the lock to be free")
+        waiting.begin()
+        assert second.raise_term(1) == 2
+        for _ in range(2):
+            with pytest.raises(DatabaseError), first.write():
+                pass
+        with second.write() as connection:
+            assert connection.execute(CONTROLLER.select()).one().term == 2
+    finally:
+        first.close()
+        second.close()
+
+
+def is_claimed(database: Database) -> bool:
+    try:
+        database.claim()
+    except DatabaseTakenError:
+        return False
+    return True
+
+
+def test_leader_that_renews_stays(url: str) -> None:
+    """Many looks, more often than the leader renews."""
+
+    async def scenario() -> None:
+        first, second = Database(parse_url(url)), Database(parse_url(url))
+        try:
+            first.claim()
+            lease, waiting = Lease(first), Lease(second)
+            lease.begin()
+            first.raise_term(0)
+            # The first renewal says how soon the next one will come.
+            keeping = asyncio.create_task(lease.keep())
+            await asyncio.sleep(0)
+            for now_s in range(int(LEASE_S)):
+                waiting.end_if_over(now_s)
+            second.raise_term(1)
+            with pytest.raises(DeposedError):
+                await keeping
+        finally:
+            first.close()
+            second.close()
+
+    asyncio.run(scenario())
+
+
+def test_frozen_controller_is_deposed_and_ends_when_it_wakes(
+    tmp_path: Path, url: str, server: Server
+) -> None:
+    """Agents know both addresses; they hear of the second one, and workers of nothing."""
+
+    async def scenario() -> None:
+        with controller(tmp_path / "first", "--journal", url) as first:
+            second = Controller(tmp_path / "second", "--journal", url, "--wait")
+            starting = threading.Thread(target=second.start)
+            starting.start()
+            address = first.grpc
+            agent = FakeAgent("n0", lambda: address)
+            try:
+                agent.start()
+                await until(lambda: agent.is_connected, "the agent joins")
+                with Client(address) as client:
+                    job_id = client.submit(spec_document(parallel={"dp": 1})).job_id
+                await until(lambda: bool(agent.running), "workers run")
+                await agent.progress(2)
+                with Client(address) as client:
+                    await until(lambda: client.get(job_id)[0].state == "RUNNING", "it trains")
+                await until(second.stderr.exists, "the second one begins")
+                await until(lambda: "controller waits: " in second.stderr.read_text(), "it to wait")
+                commands = agent.kinds()
+                os.kill(first.pid, signal.SIGSTOP)
+                await until(lambda: not starting.is_alive(), "the second one leads")
+                assert "has not renewed its lease" in second.stderr.read_text()
+                # Both are asked: the one that is frozen takes the connection, and says nothing.
+                with Client(f"{address},{second.grpc}") as client:
+                    assert client.get(job_id)[0].attempt == 1
+                    client.submit(spec_document(name="later"))
+                    address = second.grpc
+                    os.kill(first.pid, signal.SIGCONT)
+                    await until(lambda: agent.is_connected, "the agent comes back")
+                    await until(lambda: agent.welcomes[-1].term == 2, "to the second one")
+                    assert first.process is not None
+                    assert await asyncio.to_thread(first.process.wait, 60) == 1
+                    assert client.get(job_id)[0].state == "RUNNING"
+                assert agent.kinds() == commands
+                # Of what was written since the second term began, nothing is of the first.
+                terms = server.sql(str(parse_url(url).database), TERMS)
+                assert terms.splitlines() == sorted(terms.splitlines())
+                assert set(terms.splitlines()) == {"1", "2"}
+            finally:
+                if first.process is not None and first.process.poll() is None:
+                    os.kill(first.pid, signal.SIGCONT)
+                starting.join()
+                await agent.stop()
+                second.stop()
+
+    asyncio.run(scenario())
+
+
+TERMS = "SELECT term FROM facts ORDER BY seq"
