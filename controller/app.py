@@ -164,7 +164,7 @@ async def _taken(take: Callable[[], _Taken], options: Options, stop: asyncio.Eve
     """What `take` gives, tried again while another controller has it if that was asked.
 
     Raises:
-        _StoppedError: by then nobody wants it any more.
+        _StoppedError: this controller was asked to stop meanwhile.
     """
     is_told = False
     while not stop.is_set():

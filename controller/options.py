@@ -131,7 +131,7 @@ class Options:
 
     @property
     def agent_options(self) -> tuple[str, ...]:
-        """What agents that it starts are told as it was."""
+        """Options that agents started by this controller inherit."""
         given: list[str] = []
         if self.log_format is not LogFormat.PRETTY:
             given += ["--log-format", self.log_format]

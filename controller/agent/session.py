@@ -25,7 +25,7 @@ from grpc_status import rpc_status
 from controller import join_token
 from controller.agent.addresses import Controllers
 from controller.agent.config import AgentConfig
-from controller.agent.core.clock_probes import ClockProbes
+from controller.agent.core.clock_probes import ANSWER_LIMIT_S, ClockProbes
 from controller.agent.core.line import Line
 from controller.agent.wire import introduction
 from controller.join_token import JoinTokenError
@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 # Until the controller says otherwise.
 DEFAULT_HEARTBEAT_PERIOD_S = 2.0
 WELCOME_TIMEOUT_S = 10.0
+# Where there is another controller to ask: a frozen one takes connections and says nothing.
+WELCOME_OR_NEXT_S = 5.0
 # Full speed for a controller that restarts, 2 s at most for one that stays away; jitter
 # keeps thousands of agents from arriving at the same instant.
 BACKOFF_FIRST_S = 0.05
@@ -81,6 +83,10 @@ class NotAdmittedError(FatalError):
 
 class SessionLostError(RetryableError):
     """There is no controller to send this to; whoever asked for it is gone."""
+
+
+class UnansweredError(SessionLostError):
+    """The controller takes what is sent and does not answer; there is another one to ask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +126,7 @@ class Session:
         self._heartbeat: agents_pb2.Heartbeat | None = None
         self._heartbeat_period_s = DEFAULT_HEARTBEAT_PERIOD_S
         self._period_changed = asyncio.Event()
-        self._probes = ClockProbes()
+        self._probes = ClockProbes(watches=len(config.controller_addresses) > 1)
         # The last answer to one, until a heartbeat tells of it.
         self._round_trip: agents_pb2.ClockRoundTrip | None = None
         self.num_sessions = 0
@@ -184,6 +190,9 @@ class Session:
             except grpc.aio.AioRpcError as error:
                 self._end_if_refused(address, error)
                 reason = f"{error.code().name}: {error.details()}"
+            except UnansweredError as error:
+                self._controllers.has_failed()
+                reason = str(error)
             except (TimeoutError, SessionLostError, JoinTokenError, AccessError) as error:
                 reason = str(error) or "no welcome in time"
             except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
@@ -237,7 +246,8 @@ class Session:
             try:
                 for message in introduction(self._events.hello()):
                     await call.write(message)
-                async with asyncio.timeout(WELCOME_TIMEOUT_S):
+                is_only = len(self._config.controller_addresses) == 1
+                async with asyncio.timeout(WELCOME_TIMEOUT_S if is_only else WELCOME_OR_NEXT_S):
                     first = await call.read()
                 if not isinstance(first, agents_pb2.ControllerMessage):
                     raise SessionLostError("the session ended before a welcome")
@@ -340,6 +350,7 @@ class Session:
             heartbeat.clock_sent_ns = node_time_ns()
 
     def _clock_told(self, echo: agents_pb2.ClockEcho) -> None:
+        self._probes.answered()
         self._round_trip = agents_pb2.ClockRoundTrip(
             sent_ns=echo.sent_ns,
             received_ns=echo.received_ns,
@@ -352,6 +363,8 @@ class Session:
         loop = asyncio.get_running_loop()
         due_s = loop.time()
         while True:
+            if self._probes.is_unanswered(loop.time()):
+                raise UnansweredError(f"no answer in {ANSWER_LIMIT_S:g} s")
             heartbeat = self._events.heartbeat()
             heartbeat.at_s = node_time_s()
             self._heartbeat = heartbeat

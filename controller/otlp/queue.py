@@ -1,7 +1,7 @@
 """Records on their way out: bounded, in batches, from a thread of its own.
 
-Whoever puts a record never waits. Where records come faster than they are taken, or nobody takes
-them, the oldest are dropped and counted.
+`put` never blocks. Where records come faster than they are exported, the oldest are dropped and
+counted.
 """
 
 from __future__ import annotations

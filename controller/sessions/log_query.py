@@ -143,7 +143,7 @@ class LogQuery:
             self.wake()
 
     def refuse(self, node: NodeId, why: str) -> None:
-        """Nothing that the node sends is wanted; the reader is told why."""
+        """Drop everything from this node, and tell the reader why."""
         self._asked[node].is_answering = False
         self._asked[node].is_refused = True
         self._say_it_is_missing(node, why)

@@ -1,7 +1,8 @@
 """The lease in a database that controllers of several machines share.
 
 A lock of the database's keeps a second controller off, and stays with a leader that is frozen. So
-the leader renews a lease beside it, and whoever waits may end the session of one that does not.
+the leader renews a lease beside it, and a controller that waits ends the session of a leader that
+does not renew.
 What a deposed leader then still writes is refused by its lost session and the term.
 """
 

@@ -42,7 +42,7 @@ _CALM_LOOKS = 3
 _NODES_AT_ONCE = 256
 # Between pages: a job of a million steps must not hold up heartbeats.
 _PAUSE_S = 0.005
-# A report of now, for whoever asks.
+# How old a report on request may be.
 _FRESH_S = 60.0
 # Nodes are held against each other over so many days.
 NODE_DAYS = 7

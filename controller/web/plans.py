@@ -1,7 +1,7 @@
 """What a job will need, for the JSON API.
 
-The arithmetic is the trainer's, which the controller does not know: whoever starts a controller
-brings it (`Options.plan_job`).
+The arithmetic is the trainer's, which the controller does not import: the program that starts
+a controller passes it in (`Options.plan_job`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Rows come in the order in which they were written, each once. An hour is given out when it is over,
 with how far the rows have been used up: a row behind an hour that is still open is read again by
-whoever goes on from there, and an hour that was given out is not made a second time.
+the next reader, and an hour that was given out is not made a second time.
 
 What does not belong here: where the rows and hours are kept.
 """

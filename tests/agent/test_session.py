@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from controller.agent.addresses import Controllers
 from controller.agent.config import AgentConfig
 from controller.agent.core.buffer import EventBuffer
 from controller.agent.core.line import Line
@@ -63,15 +64,17 @@ def test_session_ends_when_cancelled_even_if_the_stream_ends_in_the_same_moment(
     async def scenario() -> None:
         writes = asyncio.Event()
         monkeypatch.setattr(grpc.aio, "insecure_channel", lambda *_, **__: _Channel(writes))
+        config = AgentConfig(
+            node="n0",
+            controller="127.0.0.1:1",
+            state_dir=tmp_path,
+            memory_dir=tmp_path,
+            data_dir=tmp_path,
+            workers=1,
+        )
         session = Session(
-            AgentConfig(
-                node="n0",
-                controller="127.0.0.1:1",
-                state_dir=tmp_path,
-                memory_dir=tmp_path,
-                data_dir=tmp_path,
-                workers=1,
-            ),
+            config,
+            Controllers(config),
             Line(EventBuffer(max_events=1), now_s=0.0),
             SessionEvents(
                 hello=agents_pb2.Hello,

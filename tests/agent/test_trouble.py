@@ -12,6 +12,7 @@ from random import Random
 import pytest
 
 from controller.agent import session as sessions
+from controller.agent.addresses import Controllers
 from controller.agent.checks import CheckOrders
 from controller.agent.config import AgentConfig
 from controller.agent.core.buffer import EventBuffer, Weight
@@ -190,8 +191,10 @@ def test_events_and_heartbeats_do_not_wait_for_logs(
 
     async def run() -> None:
         lost = asyncio.Event()
+        own = config(tmp_path, f"127.0.0.1:{controller.start()}")
         session = Session(
-            config(tmp_path, f"127.0.0.1:{controller.start()}"),
+            own,
+            Controllers(own),
             line,
             SessionEvents(
                 hello=lambda: agents_pb2.Hello(node_id="n0", workers=1),

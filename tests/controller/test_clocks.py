@@ -11,9 +11,15 @@ from random import Random
 import pytest
 
 from controller.agent import session as agent_session
+from controller.agent.addresses import Controllers
 from controller.agent.config import AgentConfig
 from controller.agent.core.buffer import EventBuffer
-from controller.agent.core.clock_probes import NUM_AT_FIRST, PERIOD_S, ClockProbes
+from controller.agent.core.clock_probes import (
+    ANSWER_LIMIT_S,
+    NUM_AT_FIRST,
+    PERIOD_S,
+    ClockProbes,
+)
 from controller.agent.core.line import Line
 from controller.agent.session import Session, SessionEvents
 from outlast.cli.fleet import clock_words
@@ -30,15 +36,17 @@ async def agent_of(bench: Lab, folder: Path) -> AsyncIterator[Session]:
     """The line of an agent that has no workers."""
     line: Line[agents_pb2.AgentEvent] = Line(EventBuffer(max_events=1), now_s=0.0)
     hello = agents_pb2.Hello(node_id="real", incarnation="one", workers=1, address="127.0.0.1")
+    config = AgentConfig(
+        node="real",
+        controller=bench.running.grpc,
+        state_dir=folder,
+        memory_dir=folder,
+        data_dir=folder,
+        workers=1,
+    )
     session = Session(
-        AgentConfig(
-            node="real",
-            controller=bench.running.grpc,
-            state_dir=folder,
-            memory_dir=folder,
-            data_dir=folder,
-            workers=1,
-        ),
+        config,
+        Controllers(config),
         line,
         SessionEvents(
             hello=lambda: hello,
@@ -96,6 +104,27 @@ def test_heartbeats_ask_often_at_first_and_then_now_and_then() -> None:
     assert asked == at_first + [at_first[-1] + round(PERIOD_S) * each for each in range(1, 6)]
     probes.began()
     assert probes.is_due(100.0)
+
+
+@pytest.mark.parametrize(
+    ("watches", "answers", "gives_up"),
+    [(True, True, True), (False, True, False), (True, False, False)],
+)
+def test_a_controller_that_stops_answering_is_given_up_where_there_is_another(
+    watches: bool, answers: bool, gives_up: bool
+) -> None:
+    probes = ClockProbes(watches=watches)
+    probes.began()
+    assert probes.is_due(0.0)
+    # One of an older version never answers.
+    if answers:
+        probes.answered()
+    assert probes.is_due(2.0)
+    assert probes.is_due(4.0)
+    assert not probes.is_unanswered(2.0 + ANSWER_LIMIT_S)
+    assert probes.is_unanswered(2.1 + ANSWER_LIMIT_S) is gives_up
+    probes.answered()
+    assert not probes.is_unanswered(100.0)
 
 
 def test_a_clock_is_told_in_a_unit_that_shows_its_error() -> None:

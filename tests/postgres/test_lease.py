@@ -86,7 +86,7 @@ def test_leader_that_renews_stays(url: str) -> None:
 def test_frozen_controller_is_deposed_and_ends_when_it_wakes(
     tmp_path: Path, url: str, server: Server
 ) -> None:
-    """Agents know both addresses; they hear of the second one, and workers of nothing."""
+    """Workers hear of nothing."""
 
     async def scenario() -> None:
         with controller(tmp_path / "first", "--journal", url) as first:
