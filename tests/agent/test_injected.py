@@ -50,7 +50,7 @@ def test_start_beside_a_call_that_fails_leaves_nothing_and_the_next_one_works(
 ) -> None:
     config = AgentConfig(
         node="n0",
-        controller="",
+        controller="127.0.0.1:1",
         state_dir=tmp_path,
         memory_dir=tmp_path / "memory",
         data_dir=tmp_path,
