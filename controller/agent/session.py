@@ -244,10 +244,11 @@ class Session:
                 metadata=join_token.metadata(self._config.join_token_file)
             )
             try:
-                for message in introduction(self._events.hello()):
-                    await call.write(message)
                 is_only = len(self._config.controller_addresses) == 1
+                # The first write waits for the connection.
                 async with asyncio.timeout(WELCOME_TIMEOUT_S if is_only else WELCOME_OR_NEXT_S):
+                    for message in introduction(self._events.hello()):
+                        await call.write(message)
                     first = await call.read()
                 if not isinstance(first, agents_pb2.ControllerMessage):
                     raise SessionLostError("the session ended before a welcome")

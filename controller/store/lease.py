@@ -2,8 +2,8 @@
 
 A lock of the database's keeps a second controller off, and stays with a leader that is frozen. So
 the leader renews a lease beside it, and a controller that waits ends the session of a leader that
-does not renew.
-What a deposed leader then still writes is refused by its lost session and the term.
+does not renew. What a deposed leader then still writes is refused by its lost session and the
+term.
 """
 
 from __future__ import annotations
@@ -64,25 +64,24 @@ class Lease:
         if not self.database.can_end_others:
             return
         with self.database.transaction() as connection:
-            query = sa.select(LEASE.c.renewals, LEASE.c.limit_s).where(LEASE.c.id == _LEADER)
-            row = connection.execute(query).first()
+            seen = _last(connection)
         # A leader of an older version renews nothing.
-        if row is None:
-            return
-        seen = Renewal(renewals=row.renewals, limit_s=row.limit_s)
-        if not self._watch.is_over(seen, now_s):
+        if seen is None or not self._watch.is_over(seen, now_s):
             return
         logger.warning(
             "%s: the controller that uses it has not renewed its lease for %g s; its session is "
             "ended",
             self.database.name,
-            row.limit_s,
+            seen.limit_s,
         )
         self._watch = LeaseWatch()
+        # Committed first: a controller that cannot write this could not lead either.
         with self.database.transaction() as connection:
-            # Who cannot write this could not lead either.
             self._count_up(connection, _CHALLENGER, 0.0)
-            self.database.end_other(connection)
+        with self.database.transaction() as connection:
+            # Meanwhile it may have been renewed, or another one that waited may lead.
+            if _last(connection) == seen:
+                self.database.end_other(connection)
 
     def _count_up(self, connection: sa.Connection, row: int, limit_s: float) -> None:
         insert = self.database.insert(LEASE)
@@ -93,3 +92,9 @@ class Lease:
             ),
             {"id": row, "renewals": 1, "limit_s": limit_s},
         )
+
+
+def _last(connection: sa.Connection) -> Renewal | None:
+    query = sa.select(LEASE.c.renewals, LEASE.c.limit_s).where(LEASE.c.id == _LEADER)
+    row = connection.execute(query).first()
+    return None if row is None else Renewal(renewals=row.renewals, limit_s=row.limit_s)

@@ -59,7 +59,7 @@ def is_claimed(database: Database) -> bool:
 
 
 def test_leader_that_renews_stays(url: str) -> None:
-    """Many looks, more often than the leader renews."""
+    """Looks of a minute, and a renewal before each of them."""
 
     async def scenario() -> None:
         first, second = Database(parse_url(url)), Database(parse_url(url))
@@ -68,14 +68,17 @@ def test_leader_that_renews_stays(url: str) -> None:
             lease, waiting = Lease(first), Lease(second)
             lease.begin()
             first.raise_term(0)
-            # The first renewal says how soon the next one will come.
-            keeping = asyncio.create_task(lease.keep())
-            await asyncio.sleep(0)
-            for now_s in range(int(LEASE_S)):
+            for now_s in range(4 * int(LEASE_S)):
+                # It renews at once, and then after a pause.
+                keeping = asyncio.create_task(lease.keep())
+                await asyncio.sleep(0)
+                keeping.cancel()
                 waiting.end_if_over(now_s)
+            with first.write():
+                pass
             second.raise_term(1)
             with pytest.raises(DeposedError):
-                await keeping
+                await lease.keep()
         finally:
             first.close()
             second.close()
