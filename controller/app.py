@@ -13,14 +13,13 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from controller import join_token, state_dir
 from controller.addresses import bind_http, name_of, reachable
-from controller.assembly import Controller, assemble, open_database
+from controller.assembly import Controller, assemble
 from controller.local.cluster import LocalCluster
 from controller.notify import metrics as notifications
 from controller.notify.notifier import Notifier
@@ -30,9 +29,7 @@ from controller.otlp.export import start as start_export
 from controller.otlp.incidents import export_incidents
 from controller.otlp.queue import ExportQueue
 from controller.retention import Keeper
-from controller.store.backend import DatabaseTakenError
-from controller.store.lease import Lease
-from controller.store.lock import LockedError, StateLock
+from controller.takeover import StoppedError, begin_alone
 from outlast.errors import FatalError, OutlastError
 from outlast.ids import NodeId
 from outlast.log_format import say_last
@@ -43,10 +40,6 @@ logger = logging.getLogger(__name__)
 EXIT_OK, EXIT_BROKEN, EXIT_REFUSED = 0, 1, 2
 # Read at a time of standard input, which is expected to be empty.
 _STDIN_BYTES = 4096
-# Between two looks at a lock that another controller has: nothing beside the seconds for which
-# agents pause before they connect again.
-LOCK_LOOK_S = 0.25
-_Taken = TypeVar("_Taken")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +69,6 @@ def main(options: Options, on_ready: OnReady | None = None) -> int:
     return EXIT_OK
 
 
-class _StoppedError(Exception):
-    """A controller that waits for another one is not wanted any more."""
-
-
 class LoopEndedError(FatalError):
     """The controller's loop failed; the process must end."""
 
@@ -101,8 +90,8 @@ async def run(
         _stop_with_stdin(loop, stop)
     async with AsyncExitStack() as stack:
         try:
-            lock, lease = await _begin_alone(options, stop, stack)
-        except _StoppedError:
+            lock, lease = await begin_alone(options, stop, stack)
+        except StoppedError:
             return
         if options.token_file is not None:
             join_token.make_if_missing(options.token_file)
@@ -123,63 +112,6 @@ async def run(
         running = Running(grpc=grpc, http=name_of(http), term=controller.journal.term)
         lock.say(grpc=running.grpc, http=running.http)
         await _Life(options, running, controller, stop, otlp).live(http, on_ready)
-
-
-async def _begin_alone(
-    options: Options, stop: asyncio.Event, stack: AsyncExitStack
-) -> tuple[StateLock, Lease]:
-    """The state directory and the journal, which no other controller has; `stack` gives them back.
-
-    Raises:
-        _StoppedError: while they were waited for.
-    """
-    open_dir = partial(state_dir.open_state_dir, options.state_dir, looks_first=options.wait)
-    lock = await _taken(open_dir, options, stop)
-    stack.callback(lock.close)
-    if options.fresh:
-        state_dir.forget_jobs(options.state_dir)
-    state_dir.use_journal(options.state_dir, is_here=options.journal is None)
-    lease = Lease(open_database(options))
-    stack.callback(lease.database.close)
-    await _taken(partial(_claim, lease, waits=options.wait), options, stop)
-    return lock, lease
-
-
-def _claim(lease: Lease, *, waits: bool) -> None:
-    """Take the lock of the database, and the lease beside it.
-
-    Raises:
-        DatabaseTakenError: another controller has it; with `waits`, for as long as it lives.
-    """
-    try:
-        lease.database.claim()
-    except DatabaseTakenError:
-        if waits:
-            lease.end_if_over(asyncio.get_running_loop().time())
-        raise
-    lease.begin()
-
-
-async def _taken(take: Callable[[], _Taken], options: Options, stop: asyncio.Event) -> _Taken:
-    """What `take` gives, tried again while another controller has it if that was asked.
-
-    Raises:
-        _StoppedError: this controller was asked to stop meanwhile.
-    """
-    is_told = False
-    while not stop.is_set():
-        try:
-            return take()
-        except (LockedError, DatabaseTakenError) as error:
-            if not options.wait:
-                raise
-            if not is_told:
-                logger.info("controller waits: %s", error)
-            is_told = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LOCK_LOOK_S):
-                await stop.wait()
-    raise _StoppedError
 
 
 class _Life:

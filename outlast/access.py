@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from outlast import private
+from outlast.addresses import addresses_of
 from outlast.errors import FatalError
 
 ENVIRONMENT = ("OUTLAST_CA", "OUTLAST_TOKEN_FILE", "OUTLAST_TLS_DIR")
@@ -98,9 +99,13 @@ class Logins:
     by_name: Mapping[str, Login]
 
     def by_address(self, address: str) -> Access:
-        """That of a controller; empty when it was never logged in to. The one in use first."""
+        """That of a controller; empty when it was never logged in to. The one in use first.
+
+        Of several addresses any one will do: all those controllers have the same certificate.
+        """
         logins = sorted(self.by_name.items(), key=lambda named: named[0] != self.current)
-        found = [login for _, login in logins if login.address == address]
+        wanted = set(addresses_of(address))
+        found = [login for _, login in logins if wanted & set(addresses_of(login.address))]
         return found[0].access if found else Access()
 
 

@@ -5,4 +5,5 @@ from __future__ import annotations
 
 def addresses_of(text: str) -> tuple[str, ...]:
     """The addresses of `host:port,host:port`, in the order in which they are tried."""
-    return tuple(address.strip() for address in text.split(","))
+    found = tuple(stripped for address in text.split(",") if (stripped := address.strip()))
+    return found or (text,)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import queue
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +20,7 @@ SCHEME = "Bearer "
 _Options = Sequence[tuple[str, Any]]
 # In which one of several controllers takes a connection; none that waits for another one does.
 _READY_S = 2.0
+_DECIDED = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
 _FOR_CLIENTS: _Options = (
     ("grpc.max_receive_message_length", 256 * 2**20),
     # Errors travel in what gRPC calls metadata, and a bad spec may have many.
@@ -41,14 +44,27 @@ def open_channel(address: str, access: Access) -> grpc.Channel:
     *others, last = addresses_of(address)
     for each in others:
         channel = _open(each, access)
-        try:
-            grpc.channel_ready_future(channel).result(timeout=_READY_S)
-        # One that is frozen takes connections, and says nothing.
-        except grpc.FutureTimeoutError:
-            channel.close()
-        else:
+        if _is_answered(channel):
             return _with_token(channel, access)
+        channel.close()
     return _with_token(_open(last, access), access)
+
+
+def _is_answered(channel: grpc.Channel) -> bool:
+    """Whether a controller takes the connection; one that is frozen says neither yes nor no."""
+    states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
+    note = states.put
+    channel.subscribe(note, try_to_connect=True)
+    deadline_s = time.monotonic() + _READY_S
+    try:
+        while True:
+            state = states.get(timeout=max(0.0, deadline_s - time.monotonic()))
+            if state in _DECIDED:
+                return state is grpc.ChannelConnectivity.READY
+    except queue.Empty:
+        return False
+    finally:
+        channel.unsubscribe(note)
 
 
 def _open(address: str, access: Access) -> grpc.Channel:

@@ -49,6 +49,9 @@ _DRAFT = ".draft-"
 _GONE = ".gone-"
 # Between two tries, while the controller is away.
 _PAUSE_S = 1.0
+# A controller sends something every 10 s while others have their turn. One that does not may be
+# frozen, and the agent have turned to another one.
+_SILENCE_S = 25.0
 # A controller sends for 600 s at most, and lets 32 nodes fetch at once: three turns before ours.
 _FETCH_S = 2400.0
 # Of the largest archive, 4 GiB, to a disk that takes 10 MB/s.
@@ -69,6 +72,10 @@ _CHANNEL_OPTIONS = (
     # Beside the agent's own connection, whose heartbeats do not wait behind an archive.
     ("grpc.use_local_subchannel_pool", 1),
 )
+
+
+class _SilentError(Exception):
+    """A controller sends nothing."""
 
 
 class JobCode:
@@ -149,9 +156,11 @@ class JobCode:
         await run_blocking(lambda: _empty(into), "write code")
         try:
             async with contextlib.aclosing(self._chunks(digest)) as chunks:
-                async for data in chunks:
+                while (data := await self._next(chunks)) is not None:
                     heard()
                     await run_blocking(partial(write, data), "write code")
+        except _SilentError:
+            return f"nothing came in {_SILENCE_S:g} s"
         except grpc.aio.AioRpcError as error:
             if error.code() in _PASSING:
                 return f"{error.code().name}: {error.details()}"
@@ -162,6 +171,14 @@ class JobCode:
         if f"sha256:{found.hexdigest()}" != digest:
             raise CodeError(f"what the controller has of it is sha256:{found.hexdigest()}")
         return None
+
+    async def _next(self, chunks: AsyncGenerator[bytes, None]) -> bytes | None:
+        """What comes next of an archive; None at its end."""
+        try:
+            async with asyncio.timeout(_SILENCE_S):
+                return await anext(chunks, None)
+        except TimeoutError as error:
+            raise _SilentError from error
 
     async def _chunks(self, digest: str) -> AsyncGenerator[bytes, None]:
         """What comes of an archive; nothing at times, while it waits for its turn."""

@@ -23,6 +23,8 @@ _LONGEST_PAUSE_S = 5.0
 class Renewal:
     """What the leader wrote last."""
 
+    holder: int
+    """The session that wrote it."""
     renewals: int
     limit_s: float
     """It will be renewed within so many seconds."""

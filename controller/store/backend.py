@@ -33,8 +33,8 @@ class Backend(Protocol):
         """What it is called in messages; no password is in it."""
 
     @property
-    def can_end_others(self) -> bool:
-        """Whether `end_other` can end what `claim` of another controller keeps."""
+    def has_sessions(self) -> bool:
+        """Whether what `claim` keeps is a session's, which another one can end."""
 
     @property
     def if_newer(self) -> str:
@@ -53,8 +53,14 @@ class Backend(Protocol):
             DatabaseTakenError: one is there.
         """
 
-    def end_other(self, connection: sa.Connection) -> None:
-        """End the connection of the controller that keeps others off, wherever it is."""
+    def session(self, connection: sa.Connection) -> int:
+        """The number of this session."""
+
+    def holder(self, connection: sa.Connection) -> int | None:
+        """That of the session that keeps others off; None when there is none."""
+
+    def end_holder(self, connection: sa.Connection, session: int) -> None:
+        """End that session, if it is still the one that keeps others off."""
 
     def insert(self, table: sa.Table) -> Insert:
         """An insert that can say what to do about rows that are there."""

@@ -121,13 +121,9 @@ class Database:
         return self._backend.name
 
     @property
-    def can_end_others(self) -> bool:
-        """Whether `end_other` can end what `claim` of another controller keeps."""
-        return self._backend.can_end_others
-
-    def end_other(self, connection: sa.Connection) -> None:
-        """End the connection of the controller that keeps others off, wherever it is."""
-        self._backend.end_other(connection)
+    def backend(self) -> Backend:
+        """What is its kind's own."""
+        return self._backend
 
     def insert(self, table: sa.Table) -> Insert:
         """An insert that can say what to do about rows that are there."""

@@ -25,14 +25,15 @@ _SCHEME = _SCHEMES[-1]
 _DISK_FULL = "53100"
 # Of all controllers, in one database: "outlast" in ASCII.
 _LOCK = 0x6F75746C617374
-# Both halves of the key are shown apart.
-_END_HOLDER = sa.text(
-    "SELECT pg_terminate_backend(pid) FROM pg_locks "
-    "WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND pid <> pg_backend_pid() "
+# The lock as the server lists it: both halves of the key apart.
+_HELD = (
+    "FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
     "AND classid::bigint = CAST(:key AS bigint) >> 32 "
     "AND objid::bigint = CAST(:key AS bigint) & 4294967295"
 )
+_HOLDER = sa.text(f"SELECT pid {_HELD}")
+_END_HOLDER = sa.text(f"SELECT pg_terminate_backend(pid) {_HELD} AND pid = :pid")
 # Of a server that is not heard, libpq says so after about so long, and not after hours.
 _CONNECT_ARGS: dict[str, object] = {
     "application_name": "outlast controller",
@@ -86,7 +87,7 @@ def parse_url(text: str) -> sa.URL:
 class Postgres:
     """A database of a PostgreSQL server."""
 
-    can_end_others = True
+    has_sessions = True
     if_newer = "or give another database with --journal"
 
     def __init__(self, url: sa.URL) -> None:
@@ -140,9 +141,17 @@ class Postgres:
                 "another database with --journal"
             )
 
-    def end_other(self, connection: sa.Connection) -> None:
-        """End the session that has the lock."""
-        connection.execute(_END_HOLDER, {"key": _LOCK})
+    def session(self, connection: sa.Connection) -> int:
+        """The server's process for this connection."""
+        return int(connection.execute(sa.select(sa.func.pg_backend_pid())).scalar_one())
+
+    def holder(self, connection: sa.Connection) -> int | None:
+        """The server's process for the connection that has the lock."""
+        return connection.execute(_HOLDER, {"key": _LOCK}).scalar()
+
+    def end_holder(self, connection: sa.Connection, session: int) -> None:
+        """End that connection, if it has the lock."""
+        connection.execute(_END_HOLDER, {"key": _LOCK, "pid": session})
 
     def insert(self, table: sa.Table) -> postgresql.Insert:
         """An insert with a clause for rows that are there."""

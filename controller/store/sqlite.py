@@ -40,7 +40,7 @@ _LOG_BYTES = 8 * 2**20
 class Sqlite:
     """A database in a file, which is made if it is not there."""
 
-    can_end_others = False
+    has_sessions = False
     if_newer = "or give another folder with --state-dir"
 
     def __init__(self, path: Path) -> None:
@@ -70,8 +70,16 @@ class Sqlite:
     def claim(self, connection: sa.Connection) -> None:
         """Nothing: the lock of the state directory does it."""
 
-    def end_other(self, connection: sa.Connection) -> None:
-        """Nothing: the lock goes with the process that has it, and with nothing else."""
+    def session(self, connection: sa.Connection) -> int:
+        """There are none."""
+        return 0
+
+    def holder(self, connection: sa.Connection) -> int | None:
+        """None: the lock goes with the process that has it, and with nothing else."""
+        return None
+
+    def end_holder(self, connection: sa.Connection, session: int) -> None:
+        """Nothing: there are no sessions."""
 
     def insert(self, table: sa.Table) -> sqlite.Insert:
         """An insert with a clause for rows that are there."""

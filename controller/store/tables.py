@@ -36,12 +36,13 @@ CONTROLLER = sa.Table(
     sa.Column("probed_s", sa.Double, nullable=False),
 )
 
-# Where controllers of several machines share the database: how often each row was written, and how
-# soon it will be again.
+# Where controllers of several machines share the database: which session wrote a row, how often it
+# was written, and how soon it will be again.
 LEASE = sa.Table(
     "lease",
     METADATA,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("holder", sa.BigInteger, nullable=False),
     sa.Column("renewals", sa.BigInteger, nullable=False),
     sa.Column("limit_s", sa.Double, nullable=False),
 )

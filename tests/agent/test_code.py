@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -284,6 +285,28 @@ def test_a_node_waits_for_its_turn_for_as_long_as_the_controller_says_so(
             assert not done, "it waits longer than for a controller that is silent"
             is_let.set()
             await asyncio.gather(first, waiting)
+
+    in_loop(scenario)
+
+
+def test_code_is_asked_for_again_where_a_controller_freezes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent turns to the one that leads, and the code comes from there, too."""
+    monkeypatch.setattr(code, "_SILENCE_S", 0.2)
+
+    async def scenario() -> None:
+        store, digest = stored(tmp_path)
+        with socket.create_server(("127.0.0.1", 0)) as frozen:
+            async with served(store) as port:
+                first = f"127.0.0.1:{frozen.getsockname()[1]}"
+                own = replace(at(tmp_path, port), controller=f"{first},127.0.0.1:{port}")
+                controllers = Controllers(own)
+                fetch = asyncio.create_task(JobCode(own, controllers).ready("job-1", digest))
+                done, _ = await asyncio.wait((fetch,), timeout=0.5)
+                assert not done
+                controllers.has_failed()
+                assert (await fetch / "train.py").read_text() == "text"
 
     in_loop(scenario)
 

@@ -27,8 +27,7 @@ pytestmark = needs_postgres
 def test_leader_that_is_deposed_by_one_that_waits_writes_nothing_more(url: str) -> None:
     first, second = Database(parse_url(url)), Database(parse_url(url))
     try:
-        first.claim()
-        Lease(first).begin()
+        Lease(first).take()
         assert first.raise_term(0) == 1
         waiting = Lease(second)
         for now_s in range(int(STARTING_S)):
@@ -37,8 +36,7 @@ def test_leader_that_is_deposed_by_one_that_waits_writes_nothing_more(url: str) 
             second.claim()
         waiting.end_if_over(STARTING_S + 1)
         # The server ends the session when it comes to it.
-        wait_for(lambda: is_claimed(second), "the lock to be free")
-        waiting.begin()
+        wait_for(lambda: is_taken(waiting), "the lock to be free")
         assert second.raise_term(1) == 2
         for _ in range(2):
             with pytest.raises(DatabaseError), first.write():
@@ -50,9 +48,9 @@ def test_leader_that_is_deposed_by_one_that_waits_writes_nothing_more(url: str) 
         second.close()
 
 
-def is_claimed(database: Database) -> bool:
+def is_taken(lease: Lease) -> bool:
     try:
-        database.claim()
+        lease.take()
     except DatabaseTakenError:
         return False
     return True
@@ -64,9 +62,8 @@ def test_leader_that_renews_stays(url: str) -> None:
     async def scenario() -> None:
         first, second = Database(parse_url(url)), Database(parse_url(url))
         try:
-            first.claim()
             lease, waiting = Lease(first), Lease(second)
-            lease.begin()
+            lease.take()
             first.raise_term(0)
             for now_s in range(4 * int(LEASE_S)):
                 # It renews at once, and then after a pause.
@@ -84,6 +81,57 @@ def test_leader_that_renews_stays(url: str) -> None:
             second.close()
 
     asyncio.run(scenario())
+
+
+def test_leader_that_has_just_claimed_it_is_not_ended_for_the_lease_before(url: str) -> None:
+    """That of another one that waited, or of a leader of an older version, which renews none."""
+    first, second, third = (Database(parse_url(url)) for _ in range(3))
+    try:
+        Lease(first).take()
+        waiting = Lease(third)
+        waiting.end_if_over(0.0)
+        first.close()
+        wait_for(lambda: is_claimed(second), "the lock to be free")
+        for now_s in range(int(STARTING_S) + 10):
+            waiting.end_if_over(now_s)
+        second.claim()
+    finally:
+        for each in (first, second, third):
+            each.close()
+
+
+def is_claimed(database: Database) -> bool:
+    try:
+        database.claim()
+    except DatabaseTakenError:
+        return False
+    return True
+
+
+def test_controller_goes_on_waiting_while_the_server_is_away(
+    tmp_path: Path, url: str, server: Server
+) -> None:
+    with controller(tmp_path / "first", "--journal", url) as first:
+        second = Controller(tmp_path / "second", "--journal", url, "--wait")
+        starting = threading.Thread(target=second.start)
+        starting.start()
+        try:
+            wait_for(lambda: second.stderr.exists(), "it begins")
+            wait_for(lambda: "controller waits: " in second.stderr.read_text(), "it to wait")
+            server.stop()
+            try:
+                assert first.process is not None
+                assert first.process.wait(60) == 1
+                wait_for(lambda: "cannot be opened" in second.stderr.read_text(), "it to look")
+                assert starting.is_alive()
+            finally:
+                server.start()
+            starting.join()
+            with Client(second.grpc) as client:
+                assert client.list() == ()
+        finally:
+            starting.join()
+            second.stop()
 
 
 def test_frozen_controller_is_deposed_and_ends_when_it_wakes(

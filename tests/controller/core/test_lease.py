@@ -14,7 +14,7 @@ def looks(watch: LeaseWatch, renewals: int, from_s: float, until_s: float) -> fl
     """When the lease is over, looked at all the while."""
     now_s = from_s
     while now_s < until_s:
-        if watch.is_over(Renewal(renewals=renewals, limit_s=LEASE_S), now_s):
+        if watch.is_over(Renewal(holder=1, renewals=renewals, limit_s=LEASE_S), now_s):
             return now_s
         now_s += LOOK_S
     return None
@@ -38,7 +38,7 @@ def test_controller_that_was_frozen_itself_looks_anew() -> None:
 
 
 def test_leader_that_reads_its_journal_has_the_time_that_it_asked_for() -> None:
-    watch, seen = LeaseWatch(), Renewal(renewals=1, limit_s=300.0)
+    watch, seen = LeaseWatch(), Renewal(holder=1, renewals=1, limit_s=300.0)
     assert not any(watch.is_over(seen, float(now_s)) for now_s in range(300))
     assert watch.is_over(seen, 301.0)
 

@@ -1,0 +1,88 @@
+"""Which of several controllers a client talks to."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from outlast import channel as channels
+from outlast.access import Access, Login, Logins
+from outlast.addresses import addresses_of
+from outlast.channel import open_channel
+from outlast.ports import free_port
+from outlast.v1 import access_pb2
+from outlast.v1.access_pb2_grpc import AccessServicer, AccessStub, add_AccessServicer_to_server
+
+
+class Answering(AccessServicer):
+    """Says who it is."""
+
+    def WhoAmI(  # the name of the method in the protocol
+        self, request: access_pb2.WhoAmIRequest, context: object
+    ) -> access_pb2.WhoAmIResponse:
+        """Its own name in place of the caller's."""
+        return access_pb2.WhoAmIResponse(name="leader")
+
+
+@pytest.fixture
+def leader() -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_AccessServicer_to_server(Answering(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None)
+
+
+@pytest.fixture
+def frozen() -> Iterator[str]:
+    """Its kernel takes connections."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def answer_at(addresses: str) -> str:
+    with open_channel(addresses, Access()) as channel:
+        return str(AccessStub(channel).WhoAmI(access_pb2.WhoAmIRequest(), timeout=30).name)
+
+
+def test_controller_that_waits_is_passed_over_at_once(
+    leader: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not listen. To wait for it would take longer than the test may."""
+    monkeypatch.setattr(channels, "_READY_S", 3600.0)
+    assert answer_at(f"127.0.0.1:{free_port()},{leader}") == "leader"
+    assert answer_at(f"{leader},127.0.0.1:{free_port()}") == "leader"
+
+
+def test_controller_that_is_frozen_is_passed_over_after_a_moment(
+    leader: str, frozen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "_READY_S", 0.2)
+    assert answer_at(f"{frozen}, {leader},") == "leader"
+
+
+def test_nobody_answers_where_all_are_away() -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        answer_at(f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}")
+    assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("a:1", ("a:1",)), ("a:1, b:2", ("a:1", "b:2")), ("a:1,", ("a:1",)), ("", ("",))],
+)
+def test_addresses_are_what_stands_between_commas(text: str, found: tuple[str, ...]) -> None:
+    assert addresses_of(text) == found
+
+
+def test_login_to_one_of_several_controllers_is_that_of_all() -> None:
+    """They show the same certificate, and read the same tokens."""
+    access = Access(ca="an authority", token="secret")
+    logins = Logins(current="a", by_name={"a": Login(address="a:1", access=access)})
+    assert logins.by_address("b:2,a:1") == access
+    assert logins.by_address("b:2") == Access()
