@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 # Between two looks at what another controller has: nothing beside the seconds for which agents
 # pause before they connect again.
 LOOK_S = 0.25
+# How long a database may be another's for one that does not wait: its server ends the session of a
+# controller that was killed a moment ago when it comes to it.
+_LINGERS_S = 2.0
 _Taken = TypeVar("_Taken")
 
 
@@ -98,16 +101,18 @@ async def _taken(take: Callable[[], _Taken], options: Options, stop: asyncio.Eve
     Raises:
         StoppedError: this controller was asked to stop meanwhile.
     """
-    said = ""
+    said, clock = "", asyncio.get_running_loop()
+    lingers_until_s = clock.time() + _LINGERS_S
     while not stop.is_set():
         try:
             return take()
         except (LockedError, DatabaseError) as error:
+            lingers = isinstance(error, DatabaseTakenError) and clock.time() < lingers_until_s
             # One that has waited waits for a database that is away, too; before, it is a mistake.
             is_taken = isinstance(error, LockedError | DatabaseTakenError)
-            if not options.wait or not (is_taken or said):
+            if not lingers and not (options.wait and (is_taken or said)):
                 raise
-            if said != str(error):
+            if options.wait and said != str(error):
                 logger.info("controller waits: %s", error)
             said = str(error)
         with suppress(TimeoutError):

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from controller.store.backend import DatabaseTakenError
+from controller.store.database import Database
+
 PASSWORD = "correct-horse-battery"
 USER = "outlast"
 _START_S = 60
@@ -99,3 +102,13 @@ class Server:
             text = output.read().decode().strip()
         assert code == 0, f"{name}: {text}"
         return text
+
+
+def is_claimed(database: Database) -> bool:
+    """Whether the database could be claimed; a session that has it ends when the server comes
+    to it."""
+    try:
+        database.claim()
+    except DatabaseTakenError:
+        return False
+    return True

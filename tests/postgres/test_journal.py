@@ -29,8 +29,9 @@ from diagnostics.core.node_days import NodeDay
 from outlast.clock import SystemClock
 from outlast.ids import JobId, NodeId
 from outlast.v1 import diagnostics_pb2
+from tests.controller.processes import wait_for
 from tests.controller.test_journal import node_put, step_row
-from tests.postgres.server import PASSWORD, Server, needs_postgres
+from tests.postgres.server import PASSWORD, Server, is_claimed, needs_postgres
 
 pytestmark = needs_postgres
 WAIT_S = 30.0
@@ -233,7 +234,7 @@ def test_second_controller_is_kept_off_until_the_first_is_gone(url: str) -> None
         with pytest.raises(DatabaseTakenError, match="another controller uses this database"):
             second.claim()
         first.close()
-        second.claim()
+        wait_for(lambda: is_claimed(second), "the lock to be free")
 
 
 def test_connection_that_was_cut_is_not_made_anew(url: str, server: Server) -> None:
@@ -249,7 +250,7 @@ def test_connection_that_was_cut_is_not_made_anew(url: str, server: Server) -> N
             journal.append([node_put("n0")])
         with pytest.raises(DatabaseError, match="the connection to it was lost"):
             journal.append([node_put("n0")])
-        second.claim()
+        wait_for(lambda: is_claimed(second), "the lock to be free")
 
 
 def test_full_disk_of_the_server_writes_nothing_and_is_got_over(url: str, server: Server) -> None:

@@ -19,7 +19,7 @@ from controller.store.tables import CONTROLLER
 from outlast.client import Client
 from tests.controller.fakes import FakeAgent, spec_document, until
 from tests.controller.processes import Controller, controller, wait_for
-from tests.postgres.server import Server, needs_postgres
+from tests.postgres.server import Server, is_claimed, needs_postgres
 
 pytestmark = needs_postgres
 
@@ -94,18 +94,10 @@ def test_leader_that_has_just_claimed_it_is_not_ended_for_the_lease_before(url: 
         wait_for(lambda: is_claimed(second), "the lock to be free")
         for now_s in range(int(STARTING_S) + 10):
             waiting.end_if_over(now_s)
-        second.claim()
+        assert is_claimed(second)
     finally:
         for each in (first, second, third):
             each.close()
-
-
-def is_claimed(database: Database) -> bool:
-    try:
-        database.claim()
-    except DatabaseTakenError:
-        return False
-    return True
 
 
 def test_controller_goes_on_waiting_while_the_server_is_away(
