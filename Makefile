@@ -1,6 +1,6 @@
 # Everything a user or a contributor runs. Installation goes through pip with
-# constraints.txt, so that every machine tests the same versions. timm, of which tests read
-# one file, would bring torchvision along.
+# constraints.txt, so that every machine tests the same versions. Tests read one file of timm,
+# which would bring torchvision along, and compare with one of megatron-core.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -19,7 +19,7 @@ COMPILED = $(VENV)/lib/python*/site-packages/torch $(VENV)/lib/python*/site-pack
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --no-deps timm
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --no-deps timm megatron-core
 	$(BIN)/python -m compileall -q -j 0 -x /testing/ $(COMPILED)
 	touch $@
 

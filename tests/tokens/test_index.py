@@ -1,19 +1,95 @@
-"""Megatron's index format, checked with files that Megatron's own code wrote."""
+"""Megatron's index format, checked with Megatron's own code and with files that it wrote."""
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
+from outlast.tokens.files import open_source
 from outlast.tokens.index import TokenWriter, read_index
 
 # Written by IndexedDatasetBuilder of megatron-core 0.16.0: three documents of one sequence, and one
-# of two. The same release read what `TokenWriter` writes, and wrote the same bytes for the same
-# documents.
+# of two.
 MEGATRON = Path(__file__).parent / "megatron" / "megatron_core_0_16"
 DOCUMENTS = [[1, 2, 3], [50000, 4], [7, 7, 7, 7, 7]]
+
+
+@pytest.fixture(scope="module")
+def megatron() -> ModuleType:
+    """Megatron's module; its package warns of accelerators' libraries that are not there."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module("megatron.core.datasets.indexed_dataset")
+
+
+def documents_of(token_type: str) -> list[np.ndarray]:
+    """Some empty, one long, with the smallest and the largest id of the type."""
+    most = np.iinfo(token_type).max
+    lengths = [3, 1, 0, 5_000, 2]
+    random = np.random.default_rng(7)
+    return [
+        np.append(random.integers(0, most, max(length - 1, 0)), [most][:length])
+        for length in lengths
+    ]
+
+
+@pytest.mark.parametrize("token_type", ["uint16", "int32"])
+def test_megatron_reads_what_we_write(
+    megatron: ModuleType, tmp_path: Path, token_type: str
+) -> None:
+    documents = documents_of(token_type)
+    writer = TokenWriter(tmp_path / "ours", token_type)
+    for document in documents:
+        writer.add(document)
+    writer.close()
+    read = megatron.IndexedDataset(str(tmp_path / "ours"))
+    assert read.index.dtype == np.dtype(token_type)
+    assert read.document_indices.tolist() == list(range(len(documents) + 1))
+    assert len(read) == len(documents)
+    for number, document in enumerate(documents):
+        assert read[number].tolist() == document.tolist()
+    assert read.get(3, offset=4_000, length=10).tolist() == documents[3][4_000:4_010].tolist()
+
+
+@pytest.mark.parametrize("token_type", ["uint16", "int32", "int64"])
+def test_we_read_what_megatron_writes(
+    megatron: ModuleType, tmp_path: Path, token_type: str
+) -> None:
+    """Documents of one sequence and of several."""
+    documents = [documents_of("uint16")[:2], documents_of("uint16")[3:], [np.array([7])]]
+    theirs = megatron.IndexedDatasetBuilder(
+        str(tmp_path / "theirs.bin"), dtype=np.dtype(token_type).type
+    )
+    for sequences in documents:
+        joined = torch.from_numpy(np.concatenate(sequences).astype(np.int64))
+        theirs.add_document(joined, [len(each) for each in sequences])
+    theirs.finalize(str(tmp_path / "theirs.idx"))
+    index = read_index(tmp_path / "theirs.idx")
+    assert index.token_type == token_type
+    assert index.num_documents == len(documents)
+    tokens = open_source(str(tmp_path / "theirs")).train.tokens()
+    expected = np.concatenate([np.concatenate(each) for each in documents])
+    assert tokens[:].tolist() == expected.tolist()
+
+
+def test_both_write_the_same_bytes(megatron: ModuleType, tmp_path: Path) -> None:
+    documents = documents_of("uint16")
+    writer = TokenWriter(tmp_path / "ours", "uint16")
+    theirs = megatron.IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=np.uint16)
+    for document in documents:
+        writer.add(document)
+        theirs.add_document(torch.from_numpy(document), [len(document)])
+    writer.close()
+    theirs.finalize(str(tmp_path / "theirs.idx"))
+    for suffix in (".bin", ".idx"):
+        ours = (tmp_path / "ours").with_suffix(suffix).read_bytes()
+        assert ours == (tmp_path / "theirs").with_suffix(suffix).read_bytes()
 
 
 def test_what_megatron_wrote_is_read_with_its_documents() -> None:
