@@ -55,7 +55,9 @@ class ModelSpec(Section):
         description="A published model, which all other fields are those of unless given; "
         "`outlast models` lists them.",
     )
-    layers: int = Field(4, ge=1, description="Transformer blocks.")
+    layers: int = Field(
+        4, ge=1, description="Transformer blocks; `num_layers` is another name of it."
+    )
     hidden: int = Field(128, ge=1, description="Width of the residual stream.")
     heads: int = Field(
         4, ge=1, description="Attention heads; must divide hidden, unless head_width is given."
@@ -217,7 +219,12 @@ class ModelSpec(Section):
     @model_validator(mode="before")
     @classmethod
     def _with_preset(cls, given: Any) -> Any:
-        name = given.get("preset") if isinstance(given, dict) else None
+        if not isinstance(given, dict):
+            return given
+        if "num_layers" in given and "layers" not in given:
+            # What nearly every other program calls it.
+            given = {"layers" if key == "num_layers" else key: each for key, each in given.items()}
+        name = given.get("preset")
         preset = PRESETS.get(name) if isinstance(name, str) else None
         return given if preset is None else {**preset.fields, **given}
 

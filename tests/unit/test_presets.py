@@ -91,6 +91,16 @@ def test_fields_beside_a_preset_count_instead_of_its_own() -> None:
     assert (model.hidden, model.norm, model.rope_theta) == (4096, "rmsnorm", 500_000.0)
 
 
+def test_layers_have_the_name_that_other_programs_give_them() -> None:
+    assert spec_of(preset="llama3-8b", num_layers=4).model.layers == 4
+    with pytest.raises(SpecError) as caught:
+        spec_of(preset="llama3-8b", num_layers=0)
+    assert [problem.field for problem in caught.value.problems] == ["model.layers"]
+    with pytest.raises(SpecError) as caught:
+        spec_of(preset="llama3-8b", layers=4, num_layers=8)
+    assert [problem.field for problem in caught.value.problems] == ["model.num_layers"]
+
+
 def test_a_spec_that_was_written_out_is_the_same_model() -> None:
     spec = spec_of(preset="mistral-7b", window=512)
     assert parse_spec(spec.model_dump(mode="json")) == spec
