@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,4 +126,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         file.write(len(raw).to_bytes(_LENGTH_BYTES, "little") + raw)
         for tensor in tensors.values():
             file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        file.flush()
+        os.fsync(file.fileno())
     partial.rename(path)

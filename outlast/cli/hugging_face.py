@@ -65,7 +65,12 @@ SpecIn = Annotated[
         "--spec", metavar="SPEC", help="The job's spec; not needed where a controller has the job."
     ),
 ]
-_Target = Annotated[Path, typer.Argument(metavar="DIR", help="New or empty folder.")]
+_Target = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR", help="New or empty folder, or one where the same export was cut off."
+    ),
+]
 Step = Annotated[
     int | None, typer.Option("--step", metavar="STEP", min=0, help="The newest unless given.")
 ]
@@ -79,7 +84,12 @@ _Like = Annotated[
     ),
 ]
 _Type = Annotated[
-    WeightType, typer.Option("--type", metavar="fp32|bf16|fp16", help="Of the weights.")
+    WeightType | None,
+    typer.Option(
+        "--type",
+        metavar="fp32|bf16|fp16",
+        help="Of the weights; that of --like, or the one that the job computes in, unless given.",
+    ),
 ]
 
 
@@ -106,15 +116,15 @@ def import_hf(
     at step 0 with a fresh optimizer. A model that the trainer cannot compute exactly is
     refused, with the option that is lacking. An import that was cut off goes on where it was.
     """
-    from checkpoint.hf.convert import import_folder
+    from checkpoint.hf.convert import import_bytes, import_folder
     from checkpoint.storage.storage import Storage
 
     if spec is not None and spec.exists():
         raise CliError(f"{spec} exists already; give another --spec")
-    size = sum(path.stat().st_size for path in source.glob("*.safetensors"))
-    with as_messages(), bytes_bar("importing", size or None, quiet=json) as on_bytes:
-        storage = Storage(url)
-        done = import_folder(source, storage, vocab_multiple=vocab_multiple, on_bytes=on_bytes)
+    with as_messages():
+        storage, size_bytes = Storage(url), import_bytes(source)
+        with bytes_bar("importing", size_bytes, quiet=json) as on_bytes:
+            done = import_folder(source, storage, vocab_multiple=vocab_multiple, on_bytes=on_bytes)
     document = _spec_of(done, url, source)
     if spec is not None:
         _write_yaml(spec, document)
@@ -137,7 +147,7 @@ def export_hf(
     spec: SpecIn = None,
     step: Step = None,
     like: _Like = None,
-    weights: _Type = WeightType.BF16,
+    weights: _Type = None,
     json: Json = False,
     controller: Controller = "",
     state_dir: StateDir = DEFAULT_STATE_DIR,
@@ -145,24 +155,26 @@ def export_hf(
     """Write the weights of a checkpoint as a folder that `transformers` loads.
 
     The architecture is that of --like, or the first one that has this model; a model that no
-    known architecture has is refused. Padding of the vocabulary is left out.
+    known architecture has is refused. Padding of the vocabulary is left out. An export that was
+    cut off goes on where it was.
     """
-    from checkpoint.hf.convert import DTYPES, export_folder
+    from checkpoint.hf.export import DTYPES, export_bytes, export_folder, type_of
     from checkpoint.storage.storage import Storage
 
-    model = spec_for(job, spec, controller, state_dir).model
+    trained = spec_for(job, spec, controller, state_dir)
     url = url_of(job, controller, state_dir)
     with as_messages():
         storage = Storage(url)
         chosen = chosen_step(storage, step)
-        with bytes_bar(f"step {chosen}", None, quiet=json) as on_bytes:
+        kind = type_of(like, trained.precision) if weights is None else weights.value
+        with bytes_bar(f"step {chosen}", export_bytes(trained, kind), quiet=json) as on_bytes:
             done = export_folder(
                 storage,
                 chosen,
-                model,
+                trained.model,
                 target,
                 like=like,
-                dtype=DTYPES[weights.value],
+                dtype=DTYPES[kind],
                 on_bytes=on_bytes,
             )
     if json:

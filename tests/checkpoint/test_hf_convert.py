@@ -12,8 +12,9 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from checkpoint.hf.convert import export_folder, import_folder
+from checkpoint.hf.convert import import_folder
 from checkpoint.hf.errors import DamagedFolderError, UnsupportedModelError
+from checkpoint.hf.export import RECORD, export_folder, type_of
 from checkpoint.hf.sections import section_of
 from checkpoint.hf.tensor_files import TensorFile
 from checkpoint.storage.storage import Storage
@@ -167,6 +168,88 @@ def test_an_import_of_other_weights_begins_anew(llama: Path, tmp_path: Path) -> 
     out = tmp_path / "out"
     export_folder(Storage(str(root)), 0, model_of(llama), out, dtype=torch.float32)
     assert all(torch.equal(weights(out)[name], each) for name, each in changed.items())
+
+
+def begin_export(root: Storage, model: ModelSpec, out: Path) -> dict[str, int]:
+    """An export in files of 30 kB that ends behind the second; when each was written."""
+    num_files = 0
+
+    def count(more: int) -> None:
+        nonlocal num_files
+        num_files += 1
+        if num_files == 2:
+            raise CutOffError
+
+    with pytest.raises(CutOffError):
+        export_folder(root, 0, model, out, file_bytes=30_000, on_bytes=count)
+    return {path.name: path.stat().st_mtime_ns for path in out.glob("*.safetensors")}
+
+
+@pytest.fixture
+def imported(llama: Path, tmp_path: Path) -> tuple[Storage, ModelSpec]:
+    root = Storage(str(tmp_path / "root"))
+    import_folder(llama, root)
+    return root, model_of(llama)
+
+
+def test_an_export_that_was_cut_off_goes_on(
+    imported: tuple[Storage, ModelSpec], tmp_path: Path
+) -> None:
+    root, model = imported
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    expected = export_folder(root, 0, model, whole, file_bytes=30_000)
+    before = begin_export(root, model, out)
+    assert len(before) == 2
+    # Nobody takes it for a whole one, and a file that was being written has another name.
+    assert not (out / "config.json").exists()
+    (out / "model-00003-of-00003.safetensors.partial").write_bytes(b"half")
+    counted: list[int] = []
+    done = export_folder(root, 0, model, out, file_bytes=30_000, on_bytes=counted.append)
+    assert done == expected
+    assert sum(counted) == done.size_bytes
+    assert {name: (out / name).stat().st_mtime_ns for name in before} == before
+    there = {path.name for path in out.iterdir()} - {"model-00003-of-00003.safetensors.partial"}
+    assert there == {path.name for path in whole.iterdir()}
+    for name in there:
+        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_a_file_of_an_export_that_is_damaged_is_written_again(
+    imported: tuple[Storage, ModelSpec], tmp_path: Path
+) -> None:
+    root, model = imported
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    export_folder(root, 0, model, whole, file_bytes=30_000)
+    damaged = out / min(begin_export(root, model, out))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    export_folder(root, 0, model, out, file_bytes=30_000)
+    assert damaged.read_bytes() == (whole / damaged.name).read_bytes()
+
+
+def test_an_export_goes_on_with_no_other(
+    imported: tuple[Storage, ModelSpec], tmp_path: Path
+) -> None:
+    root, model = imported
+    out = tmp_path / "out"
+    before = begin_export(root, model, out)
+    with pytest.raises(DamagedFolderError, match="has the beginning of another export"):
+        export_folder(root, 0, model, out, file_bytes=30_000, dtype=torch.float32)
+    assert {path.name: path.stat().st_mtime_ns for path in out.glob("*.safetensors")} == before
+    (out / RECORD).unlink()
+    with pytest.raises(DamagedFolderError, match="is not empty"):
+        export_folder(root, 0, model, out, file_bytes=30_000)
+
+
+def test_type_of_an_export_is_that_of_the_original_or_of_the_job(
+    llama: Path, tmp_path: Path
+) -> None:
+    assert type_of(None, "bf16") == "bf16"
+    assert type_of(None, "fp64") == "fp32"
+    config = json.loads((llama / "config.json").read_text())
+    config.pop("dtype", None)
+    for found, expected in (("float16", "fp16"), ("float32", "fp32"), ("float8", "bf16")):
+        (llama / "config.json").write_text(json.dumps({**config, "torch_dtype": found}))
+        assert type_of(llama, "bf16") == expected
 
 
 def test_integers_are_no_weights(tmp_path: Path) -> None:

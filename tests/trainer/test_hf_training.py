@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoint.hf.convert import export_folder, import_folder
+from checkpoint.hf.convert import import_folder
+from checkpoint.hf.export import export_folder
 from checkpoint.storage.storage import Storage
 from outlast.spec.parse import parse_spec
 from outlast.worker_contract import WorkerExitCode

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoint.hf.convert import export_folder, import_folder
+from checkpoint.hf.convert import import_folder
+from checkpoint.hf.export import export_folder
 from checkpoint.hf.families import FAMILIES
 from checkpoint.hf.folder import opened
 from checkpoint.loading import wrong_to_load
