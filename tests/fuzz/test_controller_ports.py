@@ -241,7 +241,7 @@ def test_http_never_answers_with_a_mistake_of_its_own(unharmed: Controller) -> N
     for rng in several(seed=3):
         verb, path = rng.choice(known)
         where, body, headers = asked(rng, verb, path)
-        connection = http.client.HTTPConnection(unharmed.http, timeout=20)
+        connection = http.client.HTTPConnection(unharmed.http, timeout=60)
         # Hung up on, or refused by our own client before it was sent.
         with contextlib.suppress(ConnectionError, http.client.HTTPException, ValueError):
             connection.request(verb, where, body=body, headers=headers)

@@ -103,9 +103,16 @@ class RankPool:
                 self.close()
             self._process = self._start()
         name = (job.__module__, job.__qualname__)
-        _send(self._process.stdin, (name, world_size, arguments, timeout_s))
+        try:
+            _send(self._process.stdin, (name, world_size, arguments, timeout_s))
+            answers = _receive(self._process.stdout)
+        except BaseException:
+            # An answer that comes later would be taken for that to the next question.
+            self._process.kill()
+            self._process.wait()
+            raise
         results = []
-        for rank, (ok, payload) in enumerate(_receive(self._process.stdout)):
+        for rank, (ok, payload) in enumerate(answers):
             if not ok:
                 raise AssertionError(f"rank {rank} failed:\n{payload}")
             results.append(pickle.loads(payload))
