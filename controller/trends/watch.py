@@ -253,6 +253,8 @@ def known_periods(job: JobRecord) -> dict[str, int]:
         "checkpoint.storage_interval_steps": spec.checkpoint.storage_interval_steps,
         "checkpoint.memory_interval_steps": spec.checkpoint.memory_interval_steps,
         "eval.interval_steps": spec.eval.interval_steps or 0,
+        # A script's collector runs when Python finds it due.
+        "garbage_interval_steps": 0 if spec.is_script else spec.garbage_interval_steps,
     }
 
 

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from outlast.blackbox.records import Group, Phase
 from outlast.worker_contract import BLACK_BOX_RECORDS
 
-MAGIC = b"OUTLBB05"
+MAGIC = b"OUTLBB06"
 HEADER_BYTES = 4096
 # A heat map shows 1,000 steps; 72 KiB of a box.
 NUM_STEP_RECORDS = 1024
@@ -48,10 +48,10 @@ COMPLETED, RESUMED, PHASE, PHASE_SINCE, STEPS_WRITTEN, OPS_WRITTEN, SPANS_WRITTE
 # op + group * 2**32, sequence, detail, peer, entered at (ns), left at (ns)
 OP_GROUP, OP_SEQ, OP_DETAIL, OP_PEER, OP_ENTERED, OP_LEFT = range(16, 22)
 MARKS = 32  # one (ns) per StartMark
-# Time spent so far: one (ns) per Phase that has ended, then one (ns) per Phase and
-# Group in operations that have ended.
+# Time spent so far: one (ns) per Phase that has ended. At the end of the header, where there is
+# room for more phases, one (ns) per Phase and Group in operations that have ended.
 PHASE_TOTALS = 48
-OP_TOTALS = 64
+OP_TOTALS = 192
 # What steps used so far: forward, backward, busy and waiting in the pipeline (ns); then one
 # (ns) per Group of communication that was hidden, one (bytes) per Group that was sent.
 FORWARD, BACKWARD, BUSY, WAITED = range(128, 132)
@@ -61,9 +61,9 @@ SENT = 144
 PEAK_MEMORY, EXPECTED_MEMORY, EXPECTED_BUBBLE = range(152, 155)
 # Waiting for a batch: time (ns), and steps.
 DATA_WAIT, DATA_WAITS = range(155, 157)
-END_OF_TOTALS = 157
 # Sequence number entered last: one per Group.
 GROUP_SEQS = 160
+END_OF_TOTALS = OP_TOTALS + len(Phase) * len(Group)
 PARTS_PER_UNIT = 1_000_000
 
 # step, loss, grad norm, learning rate, tokens, start (ns), end (ns), eval loss, index

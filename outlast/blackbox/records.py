@@ -51,6 +51,8 @@ class Phase(_Word):
     FINISHED = 9
     # Of a script: whatever it does in a step and does not name.
     STEP = 10
+    # Python's, on all ranks after the same step.
+    GARBAGE_COLLECTION = 11
 
 
 class Pass(_Word):

@@ -12,6 +12,7 @@ from outlast.blackbox.file import (
     COMPLETED,
     DATA_WAIT,
     DATA_WAITS,
+    END_OF_TOTALS,
     EXPECTED_BUBBLE,
     EXPECTED_MEMORY,
     FORWARD,
@@ -99,7 +100,7 @@ class Writer:
         self._device_seqs: dict[int, int] = {}
         for index in range(OP_GROUP, OP_LEFT + 1):
             self._words[index] = 0
-        for index in range(PHASE_TOTALS, GROUP_SEQS + len(Group)):
+        for index in range(PHASE_TOTALS, END_OF_TOTALS):
             self._words[index] = 0
         self._publish()
         about = (rank, world_size, attempt, os.getpid(), records)

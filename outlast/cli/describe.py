@@ -176,6 +176,8 @@ def use_lines(job: Job) -> list[tuple[str, str]]:
         for name in ("tp", "pp", "dp", "other")
     )
     waiting = f"waiting for others: {exposed}; for data: {step_part(split.data_wait_s)}"
+    if split.garbage_collection_s > 0:
+        work += f", garbage collection {step_part(split.garbage_collection_s)}"
     lines = [("step time", f"{work}\n{waiting}")]
     if use.expected_bubble > 0:
         shares = f"{100 * use.bubble:.1f} % of the pipeline's time, {100 * use.expected_bubble:.1f}"

@@ -26,7 +26,7 @@ MAX_NODES = 2**17
 MAX_WORKERS_PER_NODE = 2**10
 # More sizes would only make the job's record long: each has a spec of its own.
 MAX_SIZES = 64
-_TRAINER_FIELDS = ("steps", "seed", "precision", "determinism")
+_TRAINER_FIELDS = ("steps", "seed", "precision", "determinism", "garbage_interval_steps")
 _TRAINER_SECTIONS = ("loss_scale", "model", "parallel", "data", "optimizer", "eval")
 # Of checkpoints, what only the trainer obeys.
 _TRAINER_CHECKPOINTS = (

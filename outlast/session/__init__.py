@@ -130,7 +130,7 @@ def should_stop() -> bool:
 @contextmanager
 def box(phase: str) -> Iterator[None]:
     """Name what this rank is busy with: data, forward_backward, gradient_sync, optimizer,
-    evaluation or checkpoint. It is what an incident says of a rank that stands.
+    evaluation, checkpoint or garbage_collection. It is what an incident says of a rank that stands.
     """
     session = current()
     if session is None:

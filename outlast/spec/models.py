@@ -340,6 +340,12 @@ class JobSpec(Section):
     determinism: Literal["bitwise", "fast"] = Field(
         "bitwise", description="bitwise: the same numeric environment gives the same bits."
     )
+    garbage_interval_steps: int = Field(
+        50,
+        ge=1,
+        description="Python's garbage collector is off while steps run; all ranks run it after "
+        "each step that is a multiple of this.",
+    )
     model: ModelSpec = ModelSpec()
     parallel: ParallelSpec = ParallelSpec()
     data: DataSpec = DataSpec()

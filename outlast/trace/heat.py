@@ -29,6 +29,8 @@ class Measure(StrEnum):
     OPTIMIZER = "optimizer"
     CHECKPOINT = "checkpoint"
     """Behind the step, until it was saved in host memory or its copy was under way."""
+    GARBAGE_COLLECTION = "garbage_collection"
+    """Behind the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +86,8 @@ def _spent_s(rank: TracedRank) -> list[dict[str, float] | None]:
         for start_ns in starts
     ]
     for span in rank.spans:
-        # A step is over before it is saved.
-        is_behind = span.name == Measure.CHECKPOINT
+        # A step is over before it is saved, and before garbage is collected.
+        is_behind = span.name in (Measure.CHECKPOINT, Measure.GARBAGE_COLLECTION)
         index = bisect_right(ends if is_behind else starts, span.start_ns) - 1
         spent = found[index] if index >= 0 and span.is_over else None
         if spent is None:

@@ -50,6 +50,7 @@ class StepSplit(google.protobuf.message.Message):
     DP_EXPOSED_S_FIELD_NUMBER: builtins.int
     OTHER_EXPOSED_S_FIELD_NUMBER: builtins.int
     DATA_WAIT_S_FIELD_NUMBER: builtins.int
+    GARBAGE_COLLECTION_S_FIELD_NUMBER: builtins.int
     data_s: builtins.float
     forward_s: builtins.float
     backward_s: builtins.float
@@ -61,6 +62,8 @@ class StepSplit(google.protobuf.message.Message):
     """Of the gradient's norm and of tied embeddings."""
     data_wait_s: builtins.float
     """Of data_s: the batch was not read yet."""
+    garbage_collection_s: builtins.float
+    """Python's collector, which runs every spec.garbage_interval_steps: the mean over all steps."""
     def __init__(
         self,
         *,
@@ -73,8 +76,9 @@ class StepSplit(google.protobuf.message.Message):
         dp_exposed_s: builtins.float = ...,
         other_exposed_s: builtins.float = ...,
         data_wait_s: builtins.float = ...,
+        garbage_collection_s: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["backward_s", b"backward_s", "data_s", b"data_s", "data_wait_s", b"data_wait_s", "dp_exposed_s", b"dp_exposed_s", "forward_s", b"forward_s", "optimizer_s", b"optimizer_s", "other_exposed_s", b"other_exposed_s", "pp_exposed_s", b"pp_exposed_s", "tp_exposed_s", b"tp_exposed_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["backward_s", b"backward_s", "data_s", b"data_s", "data_wait_s", b"data_wait_s", "dp_exposed_s", b"dp_exposed_s", "forward_s", b"forward_s", "garbage_collection_s", b"garbage_collection_s", "optimizer_s", b"optimizer_s", "other_exposed_s", b"other_exposed_s", "pp_exposed_s", b"pp_exposed_s", "tp_exposed_s", b"tp_exposed_s"]) -> None: ...
 
 global___StepSplit = StepSplit
 

@@ -60,6 +60,8 @@ def train(box: Writer, clock: Clock, step: int, forward_ms: int) -> None:
     )
     box.phase(Phase.EVALUATION)
     clock.ns += 10**9
+    box.phase(Phase.GARBAGE_COLLECTION)
+    clock.ns += 6 * 10**6
     box.completed(
         StepRecord(
             step=step,
@@ -92,6 +94,8 @@ def test_steps_between_two_looks_are_told_as_one(tmp_path: Path, clock: Clock) -
     assert split.data_s == pytest.approx(0.005)
     assert (split.forward_s, split.backward_s) == pytest.approx((0.0075, 0.015))
     assert split.optimizer_s == pytest.approx(0.004)
+    # Of the step before last and the one before: the last pass still goes on.
+    assert split.garbage_collection_s == pytest.approx(0.006)
     assert split.dp_exposed_s == pytest.approx(0.003)
     assert (split.tp_exposed_s, split.pp_exposed_s, split.other_exposed_s) == (0, 0, 0)
     pipeline = (told.use.pipeline_busy_s, told.use.pipeline_waited_s)

@@ -173,6 +173,9 @@ def test_training_job_says_where_the_time_of_a_step_goes() -> None:
     work, waiting = lines["step time"].splitlines()
     assert work == "data 1 ms, forward 250 ms, backward 500 ms, optimizer 20 ms"
     assert waiting == "waiting for others: tp 0 ms, pp 1.5 s, dp 0 ms, other 0 ms; for data: 0.5 ms"
+    running.step_use.split.garbage_collection_s = 0.0002
+    lines = dict(describe.job_lines(running, NOW_S))
+    assert lines["step time"].splitlines()[0] == f"{work}, garbage collection 0.2 ms"
     assert lines["bubble"] == "35.1 % of the pipeline's time, 33.3 % in theory"
     assert lines["memory"] == "1.5 GiB at most on a rank; 1.0 GiB estimated"
     found = output.facts(running)["step_use"]

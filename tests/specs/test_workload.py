@@ -60,6 +60,7 @@ def test_each_field_of_the_trainer_is_named_with_what_to_do() -> None:
                 "seed": 1,
                 "precision": "bf16",
                 "determinism": "fast",
+                "garbage_interval_steps": 5,
                 "loss_scale": {"initial": 2},
                 "model": {"layers": 2},
                 "parallel": {"tp": 2, "dp": 7},
@@ -74,6 +75,7 @@ def test_each_field_of_the_trainer_is_named_with_what_to_do() -> None:
         *("steps", "seed", "precision", "determinism", "loss_scale.initial", "model.layers"),
         *("parallel.tp", "parallel.dp", "data.global_batch", "optimizer.lr", "eval.batches"),
         *("checkpoint.load", "checkpoint.memory_interval_steps", "checkpoint.keep_best"),
+        "garbage_interval_steps",
     }
     assert found["model.layers"] == (
         "is 2, which only the built-in trainer reads; with workload.command leave it out, and "

@@ -54,13 +54,14 @@ def spans_of_step(at_ms: float) -> tuple[TracedSpan, ...]:
         a_phase("forward_backward", at_ms + 1, at_ms + 8, waited_ms=1),
         a_phase("optimizer", at_ms + 8, at_ms + 10),
         # Once the step is over.
-        a_phase("checkpoint", at_ms + 10.5, at_ms + 12),
+        a_phase("checkpoint", at_ms + 10.5, at_ms + 11.25),
+        a_phase("garbage_collection", at_ms + 11.25, at_ms + 12),
     )
 
 
 def test_a_step_is_split_by_its_phases_and_passes() -> None:
     steps = (step(1, 0, 10), step(2, 12, 22))
-    spans = (*spans_of_step(0), *spans_of_step(12)[:-1], a_phase("data", 22.5, 23))
+    spans = (*spans_of_step(0), *spans_of_step(12)[:-2], a_phase("data", 22.5, 23))
     first, second = step_times(replace(rank_of(0, (), steps), spans=spans))
     found = {measure: first.of(measure) for measure in Measure if measure is not Measure.STEP}
     assert found == {
@@ -70,10 +71,11 @@ def test_a_step_is_split_by_its_phases_and_passes() -> None:
         Measure.BACKWARD: pytest.approx(0.003),
         Measure.DATA: pytest.approx(0.001),
         Measure.OPTIMIZER: pytest.approx(0.002),
-        Measure.CHECKPOINT: pytest.approx(0.0015),
+        Measure.CHECKPOINT: pytest.approx(0.00075),
+        Measure.GARBAGE_COLLECTION: pytest.approx(0.00075),
     }
     # It saved nothing, and the data behind it is of the step that is not over.
-    assert second.of(Measure.CHECKPOINT) == 0
+    assert second.of(Measure.CHECKPOINT) == second.of(Measure.GARBAGE_COLLECTION) == 0
     assert second.of(Measure.DATA) == pytest.approx(0.001)
 
 

@@ -7,15 +7,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.autograd.profiler import profile
 
-from outlast.blackbox import Group, Writer
+from outlast.blackbox import Group, Phase, Reader, Writer
 from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec
 from tests.trainer.ranks import RankContext
 from trainer.parallel.mesh import build_mesh
-from trainer.worker import garbage
 from trainer.worker.loop import Agreed, TrainLoop
 from trainer.worker.meter import PeakMemory
 from trainer.worker.state import TrainState, build_state
@@ -115,13 +115,15 @@ def losses(context: RankContext, document: dict[str, Any], folder: Path) -> dict
 
 
 def collections(
-    context: RankContext, document: dict[str, Any], folder: Path, interval: int
-) -> tuple[list[int], bool]:
-    """The steps after which the collector runs, 0 before the first; and whether it is on then."""
+    context: RankContext, document: dict[str, Any], folder: Path
+) -> tuple[list[int], bool, list[tuple[int, float]]]:
+    """The steps after which the collector runs, 0 before the first; and whether it is on then.
+
+    With them the passes that the black box has: after which step, and how many seconds.
+    """
     folder.mkdir(exist_ok=True)
     box = _box(context, folder)
     _, loop = _built(context, parse_spec(document), box, folder)
-    garbage.INTERVAL_STEPS = interval  # type: ignore[misc]  # of this process alone
     done, passes = [0], []
     train_step = loop.train_step
 
@@ -144,11 +146,25 @@ def collections(
         gc.enable()
         passes.clear()
         loop.run(0)
-        return passes, gc.isenabled()
+        return passes, gc.isenabled(), _timed_passes(folder / f"{context.rank}.box")
     finally:
         gc.callbacks.remove(note)
         gc.set_threshold(*thresholds)
         box.close()
+
+
+def _timed_passes(path: Path) -> list[tuple[int, float]]:
+    reader = Reader(path)
+    ends = {record.end_ns: record.step for record in reader.new_steps()}
+    found = [
+        (max(step for ns, step in ends.items() if ns <= span.start_ns), span.end_ns - span.start_ns)
+        for span in reader.spans()
+        if span.phase is Phase.GARBAGE_COLLECTION
+    ]
+    total_s = reader.time_use().phases_s[Phase.GARBAGE_COLLECTION]
+    assert total_s == pytest.approx(sum(ns for _, ns in found) / 1e9)
+    reader.close()
+    return [(step, ns / 1e9) for step, ns in found]
 
 
 def _counted(state: TrainState) -> dict[Group, int]:

@@ -162,6 +162,30 @@ def test_phases_are_kept_with_what_they_waited_and_passes_beside_them(path: Path
     assert (update.work, update.micro_batch) == (Pass.NONE, -1)
 
 
+def test_operations_of_any_phase_and_group_are_counted_as_such_and_as_nothing_else(
+    path: Path,
+) -> None:
+    writer = Writer(path, rank=0, world_size=1, attempt=1)
+    for phase in Phase:
+        writer.phase(phase)
+        for group in Group:
+            writer.enter(Op.ALL_REDUCE, group)
+            writer.leave()
+    reader = Reader(path)
+    use = reader.step_use()
+    totals = (use.forward_ns, use.backward_ns, use.busy_ns, use.waited_ns, use.data_wait_ns)
+    assert (totals, use.hidden_ns, use.sent_bytes) == ((0,) * 5, {}, {})
+    assert (use.data_waits, use.peak_memory_bytes, reader.expected()) == (0, 0, None)
+    assert reader.present().entered == dict.fromkeys(Group, len(Phase))
+    lengths_s: dict[tuple[Phase, Group], float] = {}
+    starts = [(each.start_ns, each.phase) for each in reader.spans()]
+    starts.append((reader.present().phase_since_ns, reader.present().phase))
+    for each in reader.ops():
+        phase = max(start for start in starts if start[0] <= each.start_ns)[1]
+        lengths_s[phase, each.group] = (each.end_ns - each.start_ns) / 1e9
+    assert reader.time_use().operations_s == lengths_s
+
+
 def test_as_many_records_are_kept_as_a_job_asks_for(path: Path) -> None:
     writer = Writer(path, rank=0, world_size=1, attempt=1, records=300)
     reader = Reader(path)

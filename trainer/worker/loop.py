@@ -27,7 +27,7 @@ from trainer.optim.clip import clip_gradients, squared_norm_share
 from trainer.optim.norms import sum_in_order
 from trainer.recovery import non_finite
 from trainer.recovery.replay import Replay
-from trainer.worker.garbage import collect_after, collected_at_steps
+from trainer.worker.garbage import collect, collected_at_steps, is_due
 from trainer.worker.loss_factors import loss_factors, num_predicted
 from trainer.worker.state import TrainState
 
@@ -122,8 +122,14 @@ class TrainLoop:
                     agreed = self.train_step(step)
                 if agreed is not None and agreed.stop and step < self._spec.steps:
                     return self._end(done=False)
-                collect_after(step)
+                self._collect_garbage(step)
             return self._end(done=True)
+
+    def _collect_garbage(self, step: int) -> None:
+        """Not after the last step: no other rank waits for what this one does then."""
+        if step < self._spec.steps and is_due(step, self._spec.garbage_interval_steps):
+            self._box.phase(Phase.GARBAGE_COLLECTION)
+            collect()
 
     def _end(self, *, done: bool) -> bool:
         """Leave nothing under way: on a GPU, `drain` only tells the device to wait."""

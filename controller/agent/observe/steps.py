@@ -98,5 +98,6 @@ def _split(then: TimeUse | None, now: TimeUse, num_steps: int) -> common_pb2.Ste
         tp_exposed_s=waited_s(_STEP_PHASES, (Group.TP,)) / num_steps,
         pp_exposed_s=waited_s(_STEP_PHASES, (Group.PP,)) / num_steps,
         dp_exposed_s=waited_s(_STEP_PHASES, _REPLICAS) / num_steps,
+        garbage_collection_s=own_s(Phase.GARBAGE_COLLECTION) / num_steps,
         other_exposed_s=waited_s(_STEP_PHASES, others) / num_steps,
     )

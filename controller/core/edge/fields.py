@@ -179,6 +179,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "dp_exposed_s": _DURATION,
         "other_exposed_s": _DURATION,
         "data_wait_s": _DURATION,
+        "garbage_collection_s": _DURATION,
     },
     "AgentEvent": {
         "seq": _SEQ,

@@ -2,7 +2,7 @@
 
 const PARTS = [
   "data_s", "forward_s", "backward_s", "optimizer_s", "tp_exposed_s", "pp_exposed_s", "dp_exposed_s",
-  "other_exposed_s", "data_wait_s",
+  "other_exposed_s", "data_wait_s", "garbage_collection_s",
 ];
 export const NAMES = [
   "step", "attempt", "loss", "grad_norm", "learning_rate", "tokens_per_s", "duration_s", "at_s",

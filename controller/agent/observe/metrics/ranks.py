@@ -34,7 +34,8 @@ SEQUENCE = Gauge(
 )
 PHASES = Counter(
     "outlast_rank_phase_seconds_total",
-    "Time in each phase of its steps; checkpoint is the stall of stage 1",
+    "Time in each phase of its steps; checkpoint is the stall of stage 1, garbage_collection that "
+    "of Python's collector",
     (*_BY_RANK, "phase"),
 )
 OPERATIONS = Counter(

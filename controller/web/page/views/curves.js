@@ -12,7 +12,7 @@ export const STEP_PARTS = {
   forward_s: ["forward", "blue"], backward_s: ["backward", "sky"], optimizer_s: ["optimizer", "green"],
   tp_exposed_s: ["tp communication", "orange"], pp_exposed_s: ["pp communication", "yellow"],
   dp_exposed_s: ["dp communication", "red"], other_exposed_s: ["other communication", "purple"],
-  data_s: ["data", "grey"],
+  data_s: ["data", "grey"], garbage_collection_s: ["garbage collection", "ink"],
 };
 const GROUP_COLORS = { compute: "blue", communication: "orange", optimizer: "green", data: "grey" };
 // Marks in the list under the curves; all are on the curves.

@@ -10,6 +10,7 @@ import { Empty, Failure, html, Link, Loading, useEffect, useMemo, usePolled, use
 const MEASURES = {
   work: "Own work", waiting: "Waiting for others", step: "Whole step", forward: "Forward passes", backward: "Backward passes",
   data: "Waiting for data", optimizer: "Optimizer", checkpoint: "Checkpoint",
+  garbage_collection: "Garbage collection",
 };
 const ORDERS = { rank: "Rank", node: "Node", position: "Position (dp, pp, tp)" };
 const HEIGHT_PX = 460;

@@ -30,6 +30,7 @@ const MEASURES = {
   "Waits for tp": { of: part("tp_exposed_s"), format: duration },
   "Waits for pp": { of: part("pp_exposed_s"), format: duration },
   "Waits for dp": { of: part("dp_exposed_s"), format: duration },
+  "Garbage collection": { of: part("garbage_collection_s"), format: duration },
   "Waits for data": { of: part("data_wait_s"), format: duration },
   "Peak memory": { of: (rank) => rank.peak_memory_bytes || null, format: bytes },
 };
