@@ -116,6 +116,7 @@ def step_rows(event: agents_pb2.AgentEvent) -> list[StepRow]:
             at_s=report.at_s,
             eval_loss=report.eval_loss if report.HasField("eval_loss") else None,
             split=report.split if report.HasField("split") else None,
+            eval_losses=dict(report.eval_losses),
         )
         for report in event.step_reports.reports
     ]
@@ -146,6 +147,7 @@ def step_report(row: StepRow) -> common_pb2.StepReport:
         duration_s=row.duration_s,
         at_s=row.at_s,
         eval_loss=row.eval_loss,
+        eval_losses=row.eval_losses,
         split=row.split,
     )
 

@@ -14,7 +14,6 @@ from outlast.script_command import is_python
 
 _PLACES = (
     ("data", "source"),
-    ("data", "validation_tokens"),
     ("checkpoint", "url"),
     ("checkpoint", "load"),
     ("workload", "working_dir"),
@@ -50,7 +49,7 @@ def resolve_places(
 
 
 def _resolve_tokens(resolved: dict[str, Any], written: dict[str, str], folder: Path) -> None:
-    """The same for the paths of a blend, which are names of a section."""
+    """The same for paths of tokens: those of a blend are names of a section."""
     data = resolved.get("data")
     if not isinstance(data, dict):
         return
@@ -67,6 +66,15 @@ def _resolve_tokens(resolved: dict[str, Any], written: dict[str, str], folder: P
     changed = {"tokens": below(data["tokens"])} if "tokens" in data else {}
     if relative:
         written["data.tokens"] = ", ".join(relative)
+    relative.clear()
+    if "validation_tokens" in data:
+        given = data["validation_tokens"]
+        is_named = isinstance(given, dict)
+        changed["validation_tokens"] = (
+            {name: below(path) for name, path in given.items()} if is_named else below(given)
+        )
+    if relative:
+        written["data.validation_tokens"] = ", ".join(relative)
     if isinstance(changes := data.get("blend_changes"), list | tuple):
         changed["blend_changes"] = [
             {**change, "tokens": below(change["tokens"])}

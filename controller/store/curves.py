@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import sqlalchemy as sa
 
 from controller.store.backend import DiskFullError
 from controller.store.database import Database
-from controller.store.tables import STEPS, TOKENS
+from controller.store.tables import EVALUATIONS, STEPS, TOKENS
 from outlast.ids import JobId
 from outlast.v1 import common_pb2
 
@@ -44,6 +44,8 @@ class StepRow:
     duration_s: float
     at_s: float
     eval_loss: float | None = None
+    eval_losses: Mapping[str, float] = field(default_factory=dict)
+    """Of held-out sets that have names."""
     split: common_pb2.StepSplit | None = None
     """Of this step and those before it back to the last that has one."""
 
@@ -128,8 +130,31 @@ class Curves:
         total = self._database.upsert(TOKENS)
         with self._database.write() as connection:
             connection.execute(statement, values)
+            self._write_evaluations(connection)
             connection.execute(total, totals)
         self._unwritten.clear()
+
+    def _write_evaluations(self, connection: sa.Connection) -> None:
+        values = [
+            {
+                "job_id": row.job,
+                "step": row.step,
+                "name": name,
+                "attempt": row.attempt,
+                "loss": _without_nan(loss),
+            }
+            for row in self._unwritten
+            for name, loss in row.eval_losses.items()
+        ]
+        if not values:
+            return
+        statement = self._database.insert(EVALUATIONS)
+        statement = statement.on_conflict_do_update(
+            index_elements=["job_id", "step", "name"],
+            set_={name: statement.excluded[name] for name in ("attempt", "loss")},
+            where=statement.excluded.attempt >= EVALUATIONS.c.attempt,
+        )
+        connection.execute(statement, values)
 
     def _flush_if_possible(self) -> None:
         """What cannot be written now is read later."""
@@ -143,7 +168,7 @@ class Curves:
             rows = connection.execute(
                 sa.select(STEPS).where(STEPS.c.job_id == job).order_by(STEPS.c.step)
             ).all()
-        return [_from_row(row) for row in rows]
+            return _from_rows(connection, job, rows)
 
     def changed_since(
         self, job: JobId, version: int, *, after_step: int = -1
@@ -159,8 +184,8 @@ class Curves:
         )
         with self._database.transaction() as connection:
             rows = connection.execute(query).all()
-        newest = rows[-1].version if rows else version
-        return [_from_row(row) for row in rows], newest
+            newest = rows[-1].version if rows else version
+            return _from_rows(connection, job, rows), newest
 
     def jobs(self) -> list[JobId]:
         """Jobs that have rows here."""
@@ -178,6 +203,7 @@ class Curves:
             )
             if gone.rowcount == PAGE_ROWS:
                 return False
+            connection.execute(sa.delete(EVALUATIONS).where(EVALUATIONS.c.job_id == job))
             connection.execute(sa.delete(TOKENS).where(TOKENS.c.job_id == job))
         self._tails.pop(job, None)
         return True
@@ -237,6 +263,28 @@ def _to_values(row: StepRow, version: int) -> dict[str, object]:
     return values
 
 
+def _from_rows(
+    connection: sa.Connection, job: JobId, rows: Sequence[sa.Row[tuple[object, ...]]]
+) -> list[StepRow]:
+    """Rows with the losses of their held-out sets."""
+    found = [_from_row(row) for row in rows]
+    evaluated = [row.step for row in found if row.eval_loss is not None]
+    if not evaluated:
+        return found
+    query = (
+        sa.select(EVALUATIONS)
+        .where(
+            EVALUATIONS.c.job_id == job,
+            EVALUATIONS.c.step.between(min(evaluated), max(evaluated)),
+        )
+        .order_by(EVALUATIONS.c.name)
+    )
+    named: dict[tuple[int, int], dict[str, float]] = {}
+    for each in connection.execute(query):
+        named.setdefault((each.step, each.attempt), {})[each.name] = _with_nan(each.loss)
+    return [replace(row, eval_losses=named.get((row.step, row.attempt), {})) for row in found]
+
+
 def _from_row(row: sa.Row[tuple[object, ...]]) -> StepRow:
     values = row._mapping
     eval_loss = _with_nan(values["eval_loss"]) if values["evaluated"] else None
@@ -248,9 +296,11 @@ def _from_row(row: sa.Row[tuple[object, ...]]) -> StepRow:
         tokens=values["tokens"],
         duration_s=values["duration_s"],
         at_s=values["at_s"],
+        loss=_with_nan(values["loss"]),
+        grad_norm=_with_nan(values["grad_norm"]),
+        learning_rate=_with_nan(values["learning_rate"]),
         eval_loss=eval_loss,
         split=split,
-        **{name: _with_nan(values[name]) for name in _REAL_FIELDS},
     )
 
 

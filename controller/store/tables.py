@@ -95,6 +95,17 @@ STEPS = sa.Table(
     sa.Index("steps_by_version", "job_id", "version"),
 )
 
+# Losses of held-out sets that have names, of the steps that evaluated; as their rows of `steps`.
+EVALUATIONS = sa.Table(
+    "evaluations",
+    METADATA,
+    sa.Column("job_id", sa.Text, primary_key=True),
+    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("name", FreeText, primary_key=True),
+    sa.Column("attempt", sa.BigInteger, nullable=False),
+    sa.Column("loss", sa.Double),
+)
+
 # Tokens that jobs trained on, redone steps included; `steps` keeps each step once.
 TOKENS = sa.Table(
     "tokens",

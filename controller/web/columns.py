@@ -25,8 +25,9 @@ def columns_of(
     divided = [row for row, each in enumerate(reports) if each.HasField("split")]
     kept = kept_rows([each.loss for each in reports], evaluated, points)
     rows = [_row(reports[row], _split_at(reports, divided, row)) for row in kept]
-    names = _row(common_pb2.StepReport(), None)
-    return {name: [row[name] for row in rows] for name in names}
+    sets = sorted({name for row in evaluated for name in reports[row].eval_losses})
+    names = [*_row(common_pb2.StepReport(), None), *(f"eval/{name}/loss" for name in sets)]
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def _split_at(
@@ -40,6 +41,7 @@ def _split_at(
 
 def _row(report: common_pb2.StepReport, split: common_pb2.StepSplit | None) -> dict[str, Any]:
     row: dict[str, Any] = as_json(report, ("split",))
+    row |= {f"eval/{name}/loss": loss for name, loss in row.pop("eval_losses").items()}
     tokens = row.pop("tokens")
     row["tokens_per_s"] = tokens / report.duration_s if report.duration_s > 0 else None
     if not tokens:

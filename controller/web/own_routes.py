@@ -226,7 +226,8 @@ OWN = (
         path="/jobs/{job_id}/curve",
         what="The curve from one step to another as columns, thinned to about `points` rows that "
         "show every spike of the loss. The parts of a step are a mean over the ranks of rank 0's "
-        "node, in seconds, and null where they are not known.",
+        "node, in seconds, and null where they are not known. Held-out sets that have names have "
+        "columns eval/NAME/loss besides; eval_loss is their mean.",
         parameters={"points": _INTEGER, "from": _INTEGER, "to": _INTEGER},
         answer=_object(num_steps=_INTEGER, columns=_object(**dict.fromkeys(_COLUMNS, _NUMBERS))),
     ),

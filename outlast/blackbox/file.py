@@ -1,6 +1,6 @@
 """The file of a black box: where its words and records lie.
 
-Four areas:
+Five areas:
 
 - a header with the rank's present: phase, last completed step, last operation
   *entered*, of all and of each group; with running totals of the time spent in each
@@ -8,6 +8,8 @@ Four areas:
   expected of them;
 - a ring of step records (loss, gradient norm, ...), read by the agent exactly
   once each;
+- a ring of evaluation records, the losses of held-out sets with names, each written before the
+  record of its step;
 - a ring of operation records (group, sequence number, micro-batch, peer, start, end, and when its
   messages left);
 - a ring of span records: phases, and the passes within them, with what they waited for others.
@@ -43,8 +45,9 @@ NUM_STEP_RECORDS = 1024
 IDENTITY = struct.Struct("<8sIIqqq")
 IDENTITY_AT = 0
 # Index of the header's 64-bit words: completed step, resumed step, phase, phase since
-# (ns), steps written, ops written, spans written.
+# (ns), steps written, ops written, spans written; evaluations written.
 COMPLETED, RESUMED, PHASE, PHASE_SINCE, STEPS_WRITTEN, OPS_WRITTEN, SPANS_WRITTEN = range(8, 15)
+EVALS_WRITTEN = 15
 # op + group * 2**32, sequence, detail, peer, entered at (ns), left at (ns)
 OP_GROUP, OP_SEQ, OP_DETAIL, OP_PEER, OP_ENTERED, OP_LEFT = range(16, 22)
 MARKS = 32  # one (ns) per StartMark
@@ -74,10 +77,15 @@ OP_RECORD = struct.Struct("<HHiQiiQQQQ")
 # phase, pass, chunk, micro-batch, start (ns), end (ns), waited (ns), index
 SPAN_RECORD = struct.Struct("<HHIqQQQQ")
 
+# step, name of the held-out set, loss, index
+EVAL_RECORD = struct.Struct("<q48sdQ")
+
 STEPS_AT = HEADER_BYTES
-
-
-OPS_AT = STEPS_AT + NUM_STEP_RECORDS * STEP_RECORD.size
+EVALS_AT = STEPS_AT + NUM_STEP_RECORDS * STEP_RECORD.size
+# Seven evaluations of 16 sets, the most that there may be: they are read with the steps, several
+# times a second.
+NUM_EVAL_RECORDS = 112
+OPS_AT = EVALS_AT + NUM_EVAL_RECORDS * EVAL_RECORD.size
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,9 @@ from outlast.blackbox.file import (
     COMPLETED,
     DATA_WAIT,
     DATA_WAITS,
+    EVAL_RECORD,
+    EVALS_AT,
+    EVALS_WRITTEN,
     EXPECTED_BUBBLE,
     EXPECTED_MEMORY,
     FORWARD,
@@ -24,6 +27,7 @@ from outlast.blackbox.file import (
     MAGIC,
     MARKS,
     MAX_NS,
+    NUM_EVAL_RECORDS,
     NUM_STEP_RECORDS,
     OP_DETAIL,
     OP_ENTERED,
@@ -170,7 +174,8 @@ class Reader:
         """Step records written since the last call, oldest first."""
         self._check_whole()
         written, kept = self._words[STEPS_WRITTEN], NUM_STEP_RECORDS
-        records = []
+        records: list[StepRecord] = []
+        named = self._named_losses() if self._steps_read < written else {}
         for index in range(max(self._steps_read, written - kept), written):
             at = STEPS_AT + index % kept * STEP_RECORD.size
             if self._words[(at + STEP_RECORD_INDEX_AT) >> 3] != index + 1:
@@ -193,9 +198,22 @@ class Reader:
                     start_ns=start_ns,
                     end_ns=end_ns,
                     eval_loss=None if eval_loss != eval_loss else eval_loss,
+                    eval_losses=named.get(step, {}),
                 )
             )
         return records
+
+    def _named_losses(self) -> dict[int, dict[str, float]]:
+        """Losses of the held-out sets with names that are still in the ring, by step."""
+        written, kept = self._words[EVALS_WRITTEN], NUM_EVAL_RECORDS
+        found: dict[int, dict[str, float]] = {}
+        for index in range(max(0, written - kept), written):
+            at = EVALS_AT + index % kept * EVAL_RECORD.size
+            step, name, loss, stored = EVAL_RECORD.unpack_from(self._map, at)
+            if stored == index + 1:
+                named = found.setdefault(step, {})
+                named[name.rstrip(b"\0").decode(errors="replace")] = loss
+        return found
 
     def ops(self) -> list[OpRecord]:
         """The operations still in the ring, oldest first."""

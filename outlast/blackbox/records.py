@@ -133,6 +133,8 @@ class StepRecord:
     start_ns: int
     end_ns: int
     eval_loss: float | None
+    # Of held-out sets that have names, whose mean is `eval_loss`.
+    eval_losses: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

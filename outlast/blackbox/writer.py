@@ -13,6 +13,9 @@ from outlast.blackbox.file import (
     DATA_WAIT,
     DATA_WAITS,
     END_OF_TOTALS,
+    EVAL_RECORD,
+    EVALS_AT,
+    EVALS_WRITTEN,
     EXPECTED_BUBBLE,
     EXPECTED_MEMORY,
     FORWARD,
@@ -22,6 +25,7 @@ from outlast.blackbox.file import (
     IDENTITY_AT,
     MAGIC,
     MARKS,
+    NUM_EVAL_RECORDS,
     NUM_STEP_RECORDS,
     OP_DETAIL,
     OP_ENTERED,
@@ -85,6 +89,7 @@ class Writer:
             os.close(handle)
         self._words = memoryview(self._map).cast("q")
         self._steps = 0
+        self._evals = 0
         self._ops = 0
         self._spans = 0
         self._completed_step = -1
@@ -259,6 +264,10 @@ class Writer:
 
     def completed(self, record: StepRecord) -> None:
         """Note a completed step, with its figures."""
+        for name, loss in record.eval_losses.items():
+            at = EVALS_AT + self._evals % NUM_EVAL_RECORDS * EVAL_RECORD.size
+            self._evals += 1
+            EVAL_RECORD.pack_into(self._map, at, record.step, name.encode(), loss, self._evals)
         at = STEPS_AT + self._steps % NUM_STEP_RECORDS * STEP_RECORD.size
         self._steps += 1
         eval_loss = float("nan") if record.eval_loss is None else record.eval_loss
@@ -288,6 +297,7 @@ class Writer:
         words[PHASE] = self._phase
         words[PHASE_SINCE] = self._phase_since_ns
         words[STEPS_WRITTEN] = self._steps
+        words[EVALS_WRITTEN] = self._evals
         words[OPS_WRITTEN] = self._ops
         words[SPANS_WRITTEN] = self._spans
         words[COMPLETED] = self._completed_step

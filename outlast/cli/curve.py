@@ -36,7 +36,8 @@ def curve(
     """Print the loss curve of a job: each step once, however often it was restarted.
 
     A step that was done again has the numbers of the last time. The held-out loss is that of
-    eval.interval_steps.
+    eval.interval_steps; of several held-out sets with names it is the mean, and CSV and JSON
+    have the loss and perplexity of each.
     """
     if as_csv and json:
         raise CliError("--csv and --json are both given; keep one of them")
@@ -46,7 +47,8 @@ def curve(
     if json:
         output.print_json({"steps": rows})
     elif as_csv:
-        writer = csv.DictWriter(sys.stdout, _COLUMNS, lineterminator="\n")
+        own = [key for name in _sets_of(reports) for key in _keys_of(name)]
+        writer = csv.DictWriter(sys.stdout, [*_COLUMNS, *own], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     else:
@@ -59,12 +61,26 @@ def rows_of(reports: Sequence[StepReport]) -> list[dict[str, Any]]:
     Steps beyond the newest one of the newest attempt were given up, and are yet to be redone.
     """
     newest = max(((each.attempt, each.step) for each in reports), default=(0, 0))[1]
-    return [_row(each) for each in reports if each.step <= newest]
+    sets = _sets_of(reports)
+    return [_row(each, sets) for each in reports if each.step <= newest]
 
 
-def _row(report: StepReport) -> dict[str, Any]:
+def _sets_of(reports: Sequence[StepReport]) -> list[str]:
+    """The names of held-out sets, where there are several."""
+    return sorted({name for report in reports for name in report.eval_losses})
+
+
+def _keys_of(name: str) -> tuple[str, str]:
+    return f"held_out_loss/{name}", f"held_out_perplexity/{name}"
+
+
+def _row(report: StepReport, sets: Sequence[str]) -> dict[str, Any]:
     held_out = report.eval_loss if report.HasField("eval_loss") else None
     has_batch = report.tokens > 0
+    own: dict[str, float | None] = {}
+    for name in sets:
+        loss = report.eval_losses.get(name)
+        own |= zip(_keys_of(name), (loss, None if loss is None else perplexity(loss)), strict=True)
     return {
         "step": report.step,
         "attempt": report.attempt,
@@ -76,6 +92,7 @@ def _row(report: StepReport) -> dict[str, Any]:
         "tokens": report.tokens,
         "duration_s": report.duration_s,
         "at_s": report.at_s,
+        **own,
     }
 
 

@@ -263,7 +263,7 @@ def _trained_on(spec: JobSpec, found: TokenSources, source: TokenSource) -> int:
     from outlast.tokens.holdout import Holdout
 
     number = found.num_sequences(source.train, spec.model.seq_len)
-    if found.validation is not None or source.validation is not None:
+    if found.validation or source.validation is not None:
         return number
     fraction = spec.data.validation_fraction
     return Holdout(num_sequences=number, fraction=fraction).num_trained_on

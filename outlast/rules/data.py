@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,12 @@ PYTHON_STDLIB = "python-stdlib"
 STDLIB_BYTES = 16 * 2**20
 # Long enough to read in context, short enough that 2 % of 100 kB is some blocks.
 BLOCK_TOKENS = 8192
+
+# Held-out sets: each has its place in every record of an evaluation and its column of the curve.
+MAX_VALIDATION_SETS = 16
+# Names are parts of those of figures and columns, and have so many bytes in a black box.
+MAX_SET_NAME = 48
+SET_NAME = re.compile(rf"[A-Za-z0-9][-A-Za-z0-9_.]{{0,{MAX_SET_NAME - 1}}}")
 
 # What data.packing = whole puts behind documents: an id that every vocabulary has. What is
 # computed of it goes nowhere.
@@ -134,8 +141,7 @@ def _check_text_only(spec: JobSpec) -> list[FieldProblem]:
 
 def _check_token_paths(spec: JobSpec) -> list[FieldProblem]:
     named = [("data.tokens", path) for path in spec.data.weights]
-    if spec.data.validation_tokens is not None:
-        named.append(("data.validation_tokens", spec.data.validation_tokens))
+    named += [("data.validation_tokens", path) for path in spec.data.validation_sets.values()]
     wrong = ((field, wrong_with_tokens(path)) for field, path in named)
     return [FieldProblem(field=field, message=why) for field, why in wrong if why is not None]
 
@@ -185,4 +191,24 @@ def _check_weights(spec: JobSpec) -> list[FieldProblem]:
     return problems
 
 
-RULES = (_check_source, _check_length, _check_text_only, _check_token_paths, _check_weights)
+def _check_validation_names(spec: JobSpec) -> list[FieldProblem]:
+    given = spec.data.validation_tokens
+    if not isinstance(given, dict):
+        return []
+    wrong = [name for name in given if SET_NAME.fullmatch(name) is None]
+    if wrong:
+        why = (
+            f"has the name {shown(wrong[0])}; allowed: letters, digits, '-', '_' and '.', at most "
+            f"{MAX_SET_NAME} of them, the first a letter or digit"
+        )
+    elif not 0 < len(given) <= MAX_VALIDATION_SETS:
+        why = f"has {len(given)} sets; allowed: 1 to {MAX_VALIDATION_SETS}"
+    else:
+        return []
+    return [FieldProblem(field="data.validation_tokens", message=why)]
+
+
+RULES = (
+    *(_check_source, _check_length, _check_text_only, _check_token_paths, _check_weights),
+    _check_validation_names,
+)

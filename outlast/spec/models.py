@@ -8,17 +8,17 @@ converted once at the boundary; no `core/` package ever sees it.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from outlast.detectors import DetectorsSpec
 from outlast.layout import Layout
-from outlast.masked import MaskedSpec, SentenceOrderSpec
 from outlast.model import ModelSpec
 from outlast.queueing import QueueSpec
 from outlast.recovery import RecoverySpec
 from outlast.section import Section
+from outlast.spec.data import DataSpec
 from outlast.spec.workload import ResourcesSpec, WorkloadSpec
 
 
@@ -95,109 +95,6 @@ class ParallelSpec(Section):
         description="Schedule 1f1b: micro-batches that stages go further ahead of the last one. "
         "Hides a slow link between stages, and keeps the activations of as many more.",
     )
-
-
-# Whatever number it is: a rule says for which path it is wrong.
-Weight = Annotated[float, Field(allow_inf_nan=True)]
-
-
-class BlendChange(Section):
-    """Other weights of the same sources from a step on."""
-
-    from_step: int = Field(ge=2, description="The first step with these weights.")
-    tokens: dict[str, Weight] = Field(description="Weights by path; a path left out has none.")
-
-
-class DataSpec(Section):
-    """Where tokens come from."""
-
-    tokens: str | dict[str, Weight] | None = Field(
-        None,
-        description="Tokens instead of text: a folder of `outlast data prepare`, a pair NAME.bin "
-        "and NAME.idx of Megatron-LM, or a .npy array of ids; a path that every node has, or a URL "
-        "such as s3://bucket/web. A blend is a section of these with their weights.",
-    )
-    blend_changes: tuple[BlendChange, ...] = Field(
-        (), description="Weights of the paths in tokens that change at a step, in order of steps."
-    )
-    validation_tokens: str | None = Field(
-        None,
-        description="Tokens for evaluation alone; the validation split of tokens unless given, or "
-        "validation_fraction of its sequences where it has none.",
-    )
-    document_mask: bool = Field(
-        False,
-        description="Each document of tokens apart: attention sees no other one, positions begin "
-        "at 0 in each, and no document's first token is predicted from the one before.",
-    )
-    masked: MaskedSpec = MaskedSpec()
-    sentence_order: SentenceOrderSpec = SentenceOrderSpec()
-    packing: Literal["stream", "whole"] = Field(
-        "stream",
-        description="stream: sequences are cut out of the stream of all documents of tokens, "
-        "wherever documents end. whole: each holds as many whole documents as fit, and padding, "
-        "which has no loss; it implies document_mask, and a longer document loses its end.",
-    )
-    source: str = Field(
-        "python-stdlib",
-        min_length=1,
-        description="'python-stdlib' (the text that ships with Python), a text file, "
-        "or a folder whose text files are read. A relative path is below the submitter's folder; "
-        "every node must have it.",
-    )
-    tokenizer: Literal["byte"] = Field("byte", description="Bytes are the tokens.")
-    global_batch: int = Field(8, ge=1, description="Sequences in one optimizer step.")
-    validation_fraction: float = Field(
-        0.02, gt=0, lt=0.5, description="Share of the tokens held out for evaluation."
-    )
-    loader: Literal["node", "rank"] = Field(
-        "node",
-        description="node: where several ranks of a node need tokens, one process reads each "
-        "step once for all of them, ahead of them, into shared memory. rank: each rank reads by "
-        "itself, as it also does while that process is gone.",
-    )
-    steps_ahead: int = Field(
-        2,
-        ge=1,
-        le=64,
-        description="loader node: so many steps are read before ranks ask for them; that and two "
-        "steps more are in memory, 8 bytes for each token of the replicas of the node.",
-    )
-    cache_bytes: int = Field(
-        32 * 2**30,
-        ge=10**8,
-        description="Tokens at a URL: so much of what was read is kept on each node's disk, in "
-        "its data folder; what was not read for longest makes room.",
-    )
-    max_bytes: int | None = Field(
-        None,
-        ge=2**12,
-        description="Read at most this many bytes of the source; all of it unless given, and the "
-        "first 16 MiB of python-stdlib.",
-    )
-
-    @field_validator("tokens", mode="before")
-    @classmethod
-    def _has_no_yes_or_no(cls, value: Any) -> Any:
-        """pydantic would read a weight of true as 1."""
-        if isinstance(value, dict) and any(isinstance(each, bool) for each in value.values()):
-            raise ValueError("not a weight")
-        return value
-
-    @property
-    def keeps_documents_apart(self) -> bool:
-        """Whether attention sees its own document only, and positions begin at 0 in each."""
-        return self.document_mask or self.packing == "whole"
-
-    @property
-    def weights(self) -> dict[str, float]:
-        """Weights of the first step by path; none where it trains on text."""
-        if self.tokens is None:
-            return {}
-        # Sorted: a message on the wire keeps no order of a section's names, and which sequences
-        # a step reads depends on the order of sources.
-        tokens = {self.tokens: 1.0} if isinstance(self.tokens, str) else self.tokens
-        return dict(sorted(tokens.items()))
 
 
 class ScheduleSpec(Section):

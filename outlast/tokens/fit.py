@@ -28,7 +28,8 @@ class TokenSources:
     """The files of tokens that a spec names."""
 
     sources: tuple[TokenSource, ...]
-    validation: TokenSource | None
+    validation: tuple[TokenSource, ...]
+    """For evaluation alone."""
     packings: Mapping[str, Packing] = field(default_factory=dict)
     """Of each file, where documents are packed whole."""
 
@@ -82,8 +83,7 @@ def look_at_data(
 def token_places(spec: JobSpec) -> list[tuple[str, str]]:
     """The paths and URLs of tokens that `spec` names, each with its field."""
     named = [("data.tokens", name) for name in spec.data.weights]
-    if spec.data.validation_tokens is not None:
-        named.append(("data.validation_tokens", spec.data.validation_tokens))
+    named += [("data.validation_tokens", name) for name in spec.data.validation_sets.values()]
     return named
 
 
@@ -107,13 +107,13 @@ def _look_at_tokens(
     if problems or len(found) < len(named):
         return problems, None
     num_sources = len(spec.data.weights)
-    sources, validation = tuple(found[:num_sources]), next(iter(found[num_sources:]), None)
+    sources, validation = tuple(found[:num_sources]), tuple(found[num_sources:])
     files = []
     for (name, _), source in zip(named, found, strict=True):
         problems += [*_vocabulary(spec, name, source), *_documents(spec, name, source)]
         problems += _prompts(spec, name, source)
         files.append((name, source.train))
-        if name == "data.tokens" and source.validation is not None and validation is None:
+        if name == "data.tokens" and source.validation is not None and not validation:
             files.append((name, source.validation))
     packings: dict[str, Packing] = {}
     if spec.data.packing == "whole":
@@ -121,7 +121,7 @@ def _look_at_tokens(
         problems += wrong
     held = TokenSources(sources=sources, validation=validation, packings=packings)
     problems += [each for file in files for each in _length(spec, held, *file)]
-    if validation is None:
+    if not validation:
         alone = [source for source in sources if source.validation is None]
         problems += [each for source in alone for each in _holdout(spec, held, source)]
     problems += _tokenizers(found)

@@ -81,5 +81,8 @@ def point_of(report: StepReport) -> Point:
     if report.HasField("eval_loss"):
         values["eval/loss"] = report.eval_loss
         values["eval/perplexity"] = perplexity(report.eval_loss)
+    for name, loss in report.eval_losses.items():
+        values[f"eval/{name}/loss"] = loss
+        values[f"eval/{name}/perplexity"] = perplexity(loss)
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
     return Point(step=report.step, at_s=report.at_s, values=finite)

@@ -4,7 +4,9 @@ isort:skip_file
 """
 
 import builtins
+import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
 
@@ -140,6 +142,22 @@ class StepReport(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class EvalLossesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     STEP_FIELD_NUMBER: builtins.int
     ATTEMPT_FIELD_NUMBER: builtins.int
     LOSS_FIELD_NUMBER: builtins.int
@@ -150,6 +168,7 @@ class StepReport(google.protobuf.message.Message):
     AT_S_FIELD_NUMBER: builtins.int
     EVAL_LOSS_FIELD_NUMBER: builtins.int
     SPLIT_FIELD_NUMBER: builtins.int
+    EVAL_LOSSES_FIELD_NUMBER: builtins.int
     step: builtins.int
     attempt: builtins.int
     loss: builtins.float
@@ -167,6 +186,10 @@ class StepReport(google.protobuf.message.Message):
         since the report before that has one. Absent in between, and where it is not known.
         """
 
+    @property
+    def eval_losses(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """Of held-out sets that have names, by name; eval_loss is their mean."""
+
     def __init__(
         self,
         *,
@@ -180,9 +203,10 @@ class StepReport(google.protobuf.message.Message):
         at_s: builtins.float = ...,
         eval_loss: builtins.float | None = ...,
         split: global___StepSplit | None = ...,
+        eval_losses: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_eval_loss", b"_eval_loss", "eval_loss", b"eval_loss", "split", b"split"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_eval_loss", b"_eval_loss", "at_s", b"at_s", "attempt", b"attempt", "duration_s", b"duration_s", "eval_loss", b"eval_loss", "grad_norm", b"grad_norm", "learning_rate", b"learning_rate", "loss", b"loss", "split", b"split", "step", b"step", "tokens", b"tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_eval_loss", b"_eval_loss", "at_s", b"at_s", "attempt", b"attempt", "duration_s", b"duration_s", "eval_loss", b"eval_loss", "eval_losses", b"eval_losses", "grad_norm", b"grad_norm", "learning_rate", b"learning_rate", "loss", b"loss", "split", b"split", "step", b"step", "tokens", b"tokens"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_eval_loss", b"_eval_loss"]) -> typing.Literal["eval_loss"] | None: ...
 
 global___StepReport = StepReport

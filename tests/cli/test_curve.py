@@ -53,6 +53,25 @@ def test_a_step_that_is_to_be_redone_is_not_shown() -> None:
     assert rows_of(()) == []
 
 
+def test_held_out_sets_have_columns_of_their_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = {"web": 1.0, "code": 3.0}
+    reports = (report(1, 1), report(2, 1, eval_loss=2.0, eval_losses=sets))
+    monkeypatch.setattr("tests.cli.test_curve.REPORTS", reports)
+    curve(as_csv=True)
+    first, second = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    names = [name for name in second if "/" in name]
+    assert names == [
+        *("held_out_loss/code", "held_out_perplexity/code"),
+        *("held_out_loss/web", "held_out_perplexity/web"),
+    ]
+    assert [second[name] for name in ("held_out_loss", *names)] == [
+        *("2.0", "3.0", str(perplexity(3.0)), "1.0", str(perplexity(1.0))),
+    ]
+    assert {first[name] for name in names} == {""}
+
+
 def test_csv_has_each_step_once_under_its_own_names(capsys: pytest.CaptureFixture[str]) -> None:
     curve(as_csv=True)
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sqlite3
 import subprocess
@@ -343,6 +344,27 @@ def test_curve_keeps_the_last_attempt_of_each_step(tmp_path: Path) -> None:
     assert curves.last(JobId("j")) == step_row(3, 2, 3.5)
     # 200 tokens from half a second before step 2 ended to the end of step 3.
     assert curves.tokens_per_s(JobId("j")) == pytest.approx(200 / 1.5)
+    database.close()
+
+
+def test_losses_of_held_out_sets_are_kept_with_their_step(tmp_path: Path) -> None:
+    database = Database(tmp_path / "j")
+    curves = Curves(database)
+    first = replace(step_row(1, 1, 5.0), eval_loss=2.0, eval_losses={"a": 1.0, "b": 3.0})
+    lost = replace(step_row(2, 1, 4.0), eval_loss=math.nan, eval_losses={"a": math.nan, "b": 1.0})
+    again = replace(step_row(2, 2, 4.0), eval_loss=2.5, eval_losses={"a": 2.0, "b": 3.0})
+    curves.take([first, step_row(3, 1, 1.0)])
+    curves.take([lost])
+    assert math.isnan(curves.read(JobId("j"))[1].eval_losses["a"])
+    curves.take([again, lost])
+    assert curves.read(JobId("j")) == [first, again, step_row(3, 1, 1.0)]
+    database.close()
+    database = Database(tmp_path / "j")
+    curves = Curves(database)
+    assert curves.changed_since(JobId("j"), 0, after_step=1)[0] == [step_row(3, 1, 1.0), again]
+    assert curves.forget(JobId("j"))
+    curves.take([replace(first, eval_losses={})])
+    assert curves.read(JobId("j"))[0].eval_losses == {}
     database.close()
 
 

@@ -217,6 +217,24 @@ def test_an_interpreter_is_found_from_any_folder(python: str, found: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("given", "meant", "relative"),
+    [
+        ("held", "/home/me/held", "held"),
+        ({"a": "held", "b": "/x"}, {"a": "/home/me/held", "b": "/x"}, "held"),
+        ({"a": "a", "b": "../b"}, {"a": "/home/me/a", "b": "/home/b"}, "a, ../b"),
+        ({"a": 3}, {"a": 3}, None),
+        ("s3://bucket/x", "s3://bucket/x", None),
+    ],
+)
+def test_held_out_sets_are_below_the_submitters_folder(
+    given: object, meant: object, relative: str | None
+) -> None:
+    resolved, written = resolve_places({"data": {"validation_tokens": given}}, Path("/home/me"))
+    assert resolved["data"]["validation_tokens"] == meant
+    assert written.get("data.validation_tokens") == relative
+
+
+@pytest.mark.parametrize(
     ("where", "found"),
     [
         ({"working_dir": "/home/me"}, "train.py"),

@@ -66,6 +66,41 @@ CASES: list[tuple[Mapping[str, object], str, str]] = [
         "is 'nowhere', taken as '/.*/nowhere', which is neither",
     ),
     ({"tokens": "good", "validation_tokens": "nowhere"}, "data.validation_tokens", "is 'nowhere'"),
+    (
+        {"tokens": "good", "validation_tokens": {"a": "good", "b": "nowhere"}},
+        "data.validation_tokens",
+        "is .*/nowhere', which is neither",
+    ),
+    (
+        {"tokens": "good", "validation_tokens": {"a": "good", "b": "beyond"}},
+        "model.vocab_size",
+        "ids in data.validation_tokens = /.*/beyond are of a vocabulary of 1000; allowed: 1000",
+    ),
+    (
+        {"tokens": "good", "validation_tokens": {"a/b": "good"}},
+        "data.validation_tokens",
+        "has the name 'a/b'; allowed: letters, digits, '-', '_' and '.', at most 48 of them",
+    ),
+    (
+        {"tokens": "good", "validation_tokens": {}},
+        "data.validation_tokens",
+        "has 0 sets; allowed: 1 to 16",
+    ),
+    (
+        {"tokens": "good", "validation_tokens": {f"s{number}": "good" for number in range(17)}},
+        "data.validation_tokens",
+        "has 17 sets; allowed: 1 to 16",
+    ),
+    (
+        {"tokens": "good", "validation_tokens": {"a": 3}},
+        "data.validation_tokens",
+        "allowed: text, or a section of",
+    ),
+    (
+        {"validation_tokens": {"a": "good"}},
+        "data.validation_tokens",
+        "is given without data.tokens, which it needs",
+    ),
     ({"tokens": "not_done"}, "data.tokens", "is not done: give the same `outlast data prepare`"),
     # Ids.
     ({"tokens": "beyond"}, "model.vocab_size", "of a vocabulary of 1000; allowed: 1000 or more"),

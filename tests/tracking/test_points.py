@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +32,21 @@ def test_a_point_has_what_is_known_of_a_step() -> None:
         "train/step_s": 0.5,
         "eval/loss": 0.0,
         "eval/perplexity": 1.0,
+    }
+
+
+def test_held_out_sets_have_names_of_their_own() -> None:
+    whole = report(1, eval_loss=1.0)
+    whole.eval_losses.update({"web": 0.0, "code": 2.0})
+    (point,) = Curve().take([whole]).points
+    found = {name: value for name, value in point.values.items() if name.startswith("eval/")}
+    assert found == {
+        "eval/loss": 1.0,
+        "eval/perplexity": pytest.approx(math.e),
+        "eval/web/loss": 0.0,
+        "eval/web/perplexity": 1.0,
+        "eval/code/loss": 2.0,
+        "eval/code/perplexity": pytest.approx(math.e**2),
     }
 
 

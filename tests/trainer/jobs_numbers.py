@@ -114,6 +114,21 @@ def losses(context: RankContext, document: dict[str, Any], folder: Path) -> dict
     return {"loss": found, "expected": expected, "held_out": saver.extra["evaluation"]["loss"]}
 
 
+def evaluations(
+    context: RankContext, document: dict[str, Any], folder: Path
+) -> list[tuple[float | None, dict[str, float]]]:
+    """Of each step of a whole run its held-out loss and those of sets with names, from the box."""
+    folder.mkdir(exist_ok=True)
+    box = _box(context, folder)
+    _, loop = _built(context, parse_spec(document), box, folder)
+    loop.run(0)
+    reader = Reader(folder / f"{context.rank}.box")
+    found = [(each.eval_loss, dict(each.eval_losses)) for each in reader.new_steps()]
+    reader.close()
+    box.close()
+    return found
+
+
 def collections(
     context: RankContext, document: dict[str, Any], folder: Path
 ) -> tuple[list[int], bool, list[tuple[int, float]]]:

@@ -92,7 +92,7 @@ def test_held_out_sequences_are_never_trained_on(tmp_path: Path) -> None:
     held = {
         tuple(tokens.tolist())
         for step in range(1, 9)
-        for batch in feeding.evaluation.micro_batches(step)
+        for batch in feeding.evaluations[""].micro_batches(step)
         for tokens in batch.tokens.t()
     }
     assert len(trained) == 112

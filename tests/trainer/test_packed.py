@@ -109,7 +109,7 @@ def test_each_pass_has_all_documents_whole_and_padding_without_a_loss(
         steps = range(begin, begin + len(wanted))
         read = [columns(feeding.train.micro_batches(step))[0] for step in steps]
         assert sorted(read) == sorted(wanted)
-    assert columns(feeding.evaluation.micro_batches(1)) == [expected([[9] * 17])]
+    assert columns(feeding.evaluations[""].micro_batches(1)) == [expected([[9] * 17])]
 
 
 def test_what_is_held_out_is_never_trained_on(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_what_is_held_out_is_never_trained_on(tmp_path: Path) -> None:
     steps = range(1, len(wanted))
     trained, held = (
         {str(each) for step in steps for each in columns(loader.micro_batches(step))}
-        for loader in (feeding.train, feeding.evaluation)
+        for loader in (feeding.train, feeding.evaluations[""])
     )
     assert not trained & held
     assert trained | held == set(map(str, wanted))
@@ -152,23 +152,24 @@ def test_the_loader_of_a_node_reads_the_same(tmp_path: Path, blend: dict[str, An
     with local_socket.listen(path) as listening:
         server = Server(
             listening,
-            {SplitId.TRAIN: splits.train, SplitId.EVALUATION: splits.evaluation},
+            {SplitId.TRAIN: splits.train, SplitId.EVALUATION: splits.evaluations[""]},
             steps_ahead=2,
             last_steps={SplitId.TRAIN: 9, SplitId.EVALUATION: 9},
         )
         thread = threading.Thread(target=server.serve)
         thread.start()
         alone, shared = opened(blend), opened(blend, node=NodeLoader(path, start_s=30))
-        for split in ("train", "evaluation"):
+        for one, other in (
+            (alone.train, shared.train),
+            (alone.evaluations[""], shared.evaluations[""]),
+        ):
             for step in range(1, 6):
-                read = [
-                    columns(getattr(each, split).micro_batches(step)) for each in (alone, shared)
-                ]
+                read = [columns(each.micro_batches(step)) for each in (one, other)]
                 assert read[0] == read[1]
         assert server.num_reads > 0
         for each in (alone, shared):
             each.train.close()
-            each.evaluation.close()
+            each.evaluations[""].close()
         server.end()
         thread.join()
         server.close()

@@ -65,7 +65,7 @@ def opened(folder: Path, data: dict[str, Any], *, dp: int = 1, replica: int = 0)
 
 
 def batches(feeding: Feeding) -> list[MicroBatch]:
-    both = (feeding.train, feeding.evaluation)
+    both = (feeding.train, feeding.evaluations[""])
     return [each for loader in both for step in STEPS for each in loader.micro_batches(step)]
 
 

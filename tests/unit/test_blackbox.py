@@ -290,6 +290,23 @@ def test_each_step_record_is_read_once_and_bitwise(path: Path) -> None:
     assert reader.new_steps() == []
 
 
+def test_losses_of_held_out_sets_come_with_their_step_bitwise(path: Path) -> None:
+    writer = Writer(path, rank=0, world_size=1, attempt=1)
+    reader = Reader(path)
+    names = [f"{number:02}{'n' * 46}" for number in range(16)]
+    records = [
+        replace(step_record(step, eval_loss=0.3), eval_losses=dict.fromkeys(names, 0.1 + step))
+        for step in range(1, 40)
+    ]
+    for record in (*records[:3], step_record(40)):
+        writer.completed(record)
+    assert reader.new_steps() == [*records[:3], step_record(40)]
+    for record in records[3:]:
+        writer.completed(record)
+    # One that is far behind gets the losses of the last 7 evaluations of 16 sets.
+    assert [len(each.eval_losses) for each in reader.new_steps()] == [0] * 29 + [16] * 7
+
+
 def test_reader_that_falls_behind_gets_the_newest_records(path: Path) -> None:
     writer = Writer(path, rank=0, world_size=1, attempt=1)
     reader = Reader(path)

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from outlast.problems import FieldProblem, SpecError
 from outlast.spec import JobSpec
-from outlast.spec.models import Weight
+from outlast.spec.data import Weight
 from outlast.spec.parse import parse_spec
 
 # What only a program, or someone who knows the parser, could make sense of.

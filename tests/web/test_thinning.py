@@ -7,7 +7,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.web.columns import columns_of
 from controller.web.thinning import kept_rows
+from outlast.v1.common_pb2 import StepReport
 
 LOSSES = st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=300)
 
@@ -30,3 +32,15 @@ def test_spikes_ends_and_what_is_asked_for_stay(
         shown = [losses[row] for row in kept]
         assert max(finite) in shown
         assert min(finite) in shown
+
+
+def test_held_out_sets_have_columns_of_their_own() -> None:
+    reports = [StepReport(step=step, tokens=1) for step in (1, 2)]
+    assert not [name for name in columns_of(reports, 10) if "/" in name]
+    reports.append(
+        StepReport(step=3, tokens=1, eval_loss=2.0, eval_losses={"b": 3.0, "a": math.nan})
+    )
+    found = columns_of(reports, 10)
+    assert found["eval_loss"] == [None, None, 2.0]
+    sets = {name: values for name, values in found.items() if "/" in name}
+    assert sets == {"eval/a/loss": [None] * 3, "eval/b/loss": [None, None, 3.0]}

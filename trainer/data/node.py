@@ -37,7 +37,7 @@ RETRY_S = 30.0
 
 
 class SplitId(IntEnum):
-    """What a step is read of."""
+    """What a step is read of; further held-out sets have the numbers behind the first one's."""
 
     TRAIN = 0
     EVALUATION = 1
@@ -82,7 +82,7 @@ class NodeLoader:
         # Why it is missed, as it was said last; "" while it answers.
         self._missed = ""
 
-    def ask(self, split: SplitId, step: int, replica: int) -> mmap | None:
+    def ask(self, split: int, step: int, replica: int) -> mmap | None:
         """Shared memory with a batch in it; None where the rank had better read by itself."""
         with self._lock:
             if time.monotonic() < self._retry_at_s:
@@ -180,7 +180,7 @@ class NodeSource:
 
     reads_elsewhere = True
 
-    def __init__(self, node: NodeLoader, split: SplitId, own: Split) -> None:
+    def __init__(self, node: NodeLoader, split: int, own: Split) -> None:
         self._node, self._split, self._own = node, split, own
         self.num_micro_batches = own.num_micro_batches
 

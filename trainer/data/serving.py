@@ -18,11 +18,11 @@ from mmap import mmap
 from typing import NamedTuple
 
 from trainer.data.loader import Split
-from trainer.data.node import GREETING, MAX_REASON_BYTES, READY, REQUEST, SplitId
+from trainer.data.node import GREETING, MAX_REASON_BYTES, READY, REQUEST
 
 
 class _Key(NamedTuple):
-    split: SplitId
+    split: int
     step: int
     replica: int
 
@@ -33,10 +33,10 @@ class Server:
     def __init__(
         self,
         listening: socket.socket,
-        splits: Mapping[SplitId, Split],
+        splits: Mapping[int, Split],
         *,
         steps_ahead: int,
-        last_steps: Mapping[SplitId, int],
+        last_steps: Mapping[int, int],
     ) -> None:
         """`last_steps` are those behind which nothing is read ahead."""
         self._listening = listening
@@ -107,7 +107,7 @@ class Server:
     def _answer(self, rank: socket.socket, request: tuple[int, ...]) -> None:
         split, step, replica = request
         try:
-            key = _Key(SplitId(split), step, replica)
+            key = _Key(split, step, replica)
             descriptor = self._descriptor(key)
         # Whatever it is, the rank reads by itself then, meets it, too, and says where.
         except Exception as error:  # noqa: BLE001

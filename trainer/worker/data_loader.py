@@ -18,7 +18,7 @@ from diagnostics.children import die_with
 from outlast.spec.parse import accepted_spec
 from trainer.data.node import SplitId
 from trainer.data.serving import Server
-from trainer.worker.feeding import open_splits
+from trainer.worker.feeding import numbered, open_splits
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,12 +34,15 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     spec = accepted_spec(json.loads(given.spec.read_text()))
     splits = open_splits(spec, given.data_dir)
+    read = numbered(splits)
+    last_steps: dict[int, int] = dict.fromkeys(read, spec.eval.batches)
+    last_steps[SplitId.TRAIN] = spec.steps
     with socket.socket(fileno=os.dup(sys.stdin.fileno())) as listening:
         Server(
             listening,
-            {SplitId.TRAIN: splits.train, SplitId.EVALUATION: splits.evaluation},
+            read,
             steps_ahead=spec.data.steps_ahead,
-            last_steps={SplitId.TRAIN: spec.steps, SplitId.EVALUATION: spec.eval.batches},
+            last_steps=last_steps,
         ).serve()
     return 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -50,18 +50,24 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splits(Facts):
-    """Both splits, for whoever reads them."""
+    """All splits, for whoever reads them."""
 
     train: Split
-    evaluation: Split
+    evaluations: Mapping[str, Split]
+    """By the name of the held-out set; "" where there is but one without a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feeding(Facts):
-    """Both splits, as one rank takes them."""
+    """All splits, as one rank takes them."""
 
     train: Loader
-    evaluation: Loader
+    evaluations: Mapping[str, Loader]
+
+
+def numbered(splits: Splits) -> dict[int, Split]:
+    """What is read, by the number under which a rank asks its node's loader for it."""
+    return dict(enumerate((splits.train, *splits.evaluations.values()), SplitId.TRAIN))
 
 
 def open_data(spec: JobSpec, mesh: Mesh, data_dir: Path, node: NodeLoader | None = None) -> Feeding:
@@ -78,15 +84,16 @@ def open_data(spec: JobSpec, mesh: Mesh, data_dir: Path, node: NodeLoader | None
         starts=spec.data.keeps_documents_apart,
     )
 
-    def loader(split: SplitId, own: Split) -> Loader:
-        source: Source = own if node is None else NodeSource(node, split, own)
-        counts = splits.has_unpredicted and split is SplitId.TRAIN
+    def loader(split: int, alone: Split) -> Loader:
+        source: Source = alone if node is None else NodeSource(node, split, alone)
+        counts = splits.has_unpredicted and split == SplitId.TRAIN
         return Loader(source, replica=mesh.at.dp, device=mesh.device, wanted=wanted, counts=counts)
 
+    own, sets = numbered(splits), enumerate(splits.evaluations, SplitId.EVALUATION)
     return Feeding(
         **{each.name: getattr(splits, each.name) for each in fields(Facts)},
         train=loader(SplitId.TRAIN, splits.train),
-        evaluation=loader(SplitId.EVALUATION, splits.evaluation),
+        evaluations={name: loader(number, own[number]) for number, name in sets},
     )
 
 
@@ -103,7 +110,7 @@ def open_splits(spec: JobSpec, data_dir: Path) -> Splits:
     train, num_samples = _text(spec, files.train, trains=True)
     return Splits(
         train=train,
-        evaluation=_text(spec, files.validation, trains=False)[0],
+        evaluations={"": _text(spec, files.validation, trains=False)[0]},
         name=f"data.source {spec.data.source!r}",
         digest=files.digest,
         left_out=files.left_out,
@@ -174,21 +181,22 @@ def _of_tokens(spec: JobSpec, open_remote: OpenRemote) -> Splits:
     sources = [_opened("data.tokens", name, open_remote) for name in weights]
     changes = [(each.from_step, each.tokens) for each in spec.data.blend_changes]
     blend = blend_of(weights, changes, global_batch=spec.data.global_batch)
-    given = spec.data.validation_tokens
-    validation = None
-    if given is not None:
-        validation = _opened("data.validation_tokens", given, open_remote)
+    sets = {
+        name: _opened("data.validation_tokens", path, open_remote)
+        for name, path in spec.data.validation_sets.items()
+    }
     files = _Files(spec)
-    if validation is None:
-        held_out, shares = [files.held_out(each) for each in sources], weights
-    else:
-        held_out = [files.whole(validation.train)]
-        shares = {validation.name: 1.0}
-    trained_on = [files.trained_on(each, has_own=validation is not None) for each in sources]
-    digests = [each.digest for each in (*sources, *filter(None, [validation]))]
+    held_out: dict[str, tuple[list[Rows], Mapping[str, float]]] = {
+        name: ([files.whole(each.train)], {each.name: 1.0}) for name, each in sets.items()
+    } or {"": ([files.held_out(each) for each in sources], weights)}
+    trained_on = [files.trained_on(each, has_own=bool(sets)) for each in sources]
+    digests = [each.digest for each in (*sources, *sets.values())]
     return Splits(
         train=_split(spec, trained_on, blend, trains=True),
-        evaluation=_split(spec, held_out, blend_of(shares, [], global_batch=1), trains=False),
+        evaluations={
+            name: _split(spec, rows, blend_of(shares, [], global_batch=1), trains=False)
+            for name, (rows, shares) in held_out.items()
+        },
         name=f"data.tokens {', '.join(weights)}",
         digest=hashlib.sha256(" ".join(digests).encode()).hexdigest(),
         left_out=(),

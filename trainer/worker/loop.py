@@ -28,7 +28,8 @@ from trainer.optim.norms import sum_in_order
 from trainer.recovery import non_finite
 from trainer.recovery.replay import Replay
 from trainer.worker.garbage import collect, collected_at_steps, is_due
-from trainer.worker.loss_factors import loss_factors, num_predicted
+from trainer.worker.held_out import held_out_losses
+from trainer.worker.loss_factors import loss_factors
 from trainer.worker.state import TrainState
 
 
@@ -173,7 +174,7 @@ class TrainLoop:
         self._saver.finish()
         waited_ns = state.data.train.last_wait_ns
         box.used(state.meter.take(state.train_engine.last_timing, data_wait_ns=waited_ns))
-        eval_loss = self._evaluate(step) if self._evaluates(step) else None
+        eval_losses = self._evaluate(step) if self._evaluates(step) else {}
         # The record comes before the checkpoint: a step that could be resumed from
         # but was never reported would leave a gap in the loss curve.
         record = StepRecord(
@@ -184,7 +185,8 @@ class TrainLoop:
             tokens=self._tokens,
             start_ns=start_ns,
             end_ns=node_time_ns(),
-            eval_loss=eval_loss,
+            eval_loss=self._evaluation["loss"] if eval_losses and self._evaluation else None,
+            eval_losses={name: loss for name, loss in eval_losses.items() if name},
         )
         self._completed(record)
         self._checkpoint(step, agreed)
@@ -348,26 +350,17 @@ class TrainLoop:
         interval = self._spec.eval.interval_steps
         return interval is not None and step % interval == 0
 
-    def _evaluate(self, step: int) -> float:
-        """Mean loss on the held-out split; every evaluation reads the same samples."""
+    def _evaluate(self, step: int) -> dict[str, float]:
+        """The loss on each held-out set; their mean is what a checkpoint is rated by."""
         self._box.phase(Phase.EVALUATION)
-        num_batches = self._spec.eval.batches
-        # The loss by all tokens, and how many of them have one.
-        total, predicted = torch.zeros(2, dtype=torch.float64, device=self._mesh.device)
-        for number in range(1, num_batches + 1):
-            micro_batches = self._state.data.evaluation.micro_batches(number)
-            total += self._state.eval_engine.run(micro_batches, 1.0 / (self._tokens * num_batches))
-            predicted += num_predicted(micro_batches)
-        row = torch.stack((total, predicted))
-        if self._mesh.at.tp > 0 or not self._mesh.is_last_stage:
-            row.zero_()
-        loss, count = self._read(self._mesh.fold(row, sum_in_order))
-        loss *= self._tokens * num_batches / max(count, 1.0)
-        self._evaluation = {"step": step, "loss": loss}
+        losses = held_out_losses(self._state, self._tokens, self._read)
+        whole = sum(losses.values()) / len(losses)
+        self._evaluation = {"step": step, "loss": whole}
         if self._mesh.rank == 0:
-            words = f"held-out loss {loss:.4f}, perplexity {perplexity(loss):.4g}"
-            print(f"step {step}: {words}", flush=True)
-        return loss
+            for name, loss in {"": whole, **losses}.items():
+                words = f"held-out loss {loss:.4f}, perplexity {perplexity(loss):.4g}"
+                print(f"step {step}: {name and name + ': '}{words}", flush=True)
+        return losses
 
     def _checkpoint(self, step: int, agreed: Agreed) -> None:
         stopping = agreed.stop or step == self._spec.steps

@@ -35,7 +35,9 @@ def warm_up(state: TrainState, step: int) -> None:
     with torch.random.fork_rng(devices=devices):
         if state.spec.eval.interval_steps is not None:
             # Before the step, whose end drops the weights that ZeRO has gathered for both.
-            state.eval_engine.warm_up(state.data.evaluation.micro_batches(1))
+            # Sequences of all sets are of one length.
+            first = next(iter(state.data.evaluations.values()))
+            state.eval_engine.warm_up(first.micro_batches(1))
         micro_batches = state.data.train.micro_batches(step)
         state.data_parallel.prefetch()
         state.data_parallel.begin_step(len(micro_batches))

@@ -337,6 +337,7 @@ def _step_report(record: StepRecord, attempt: int) -> common_pb2.StepReport:
         duration_s=max(0, record.end_ns - record.start_ns) / 1e9,
         at_s=record.end_ns / 1e9,
         eval_loss=record.eval_loss,
+        eval_losses=record.eval_losses,
     )
 
 

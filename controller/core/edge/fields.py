@@ -236,6 +236,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "duration_s": Number(0.0, MAX_DURATION_S),
         "at_s": Moment(),
         "eval_loss": AnyReal(),
+        "eval_losses": Pairs(keys=_TITLE, values=AnyReal(), most=16),
         "split": Part(),
     },
     "CheckpointCommitted": {

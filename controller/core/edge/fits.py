@@ -13,6 +13,7 @@ from typing import Any
 from controller.core.edge.rules import (
     CLOCK_TOLERANCE_S,
     MAX_AGE_S,
+    AnyReal,
     Many,
     Number,
     Pairs,
@@ -99,7 +100,9 @@ def _pairs_fit(values: Any, pairs: Pairs) -> bool:
     )
 
 
-def _values_fit(values: Iterable[Any], rule: Text | Number) -> bool:
+def _values_fit(values: Iterable[Any], rule: Text | Number | AnyReal) -> bool:
+    if isinstance(rule, AnyReal):
+        return True
     if isinstance(rule, Number):
         return all(rule.reason(value) is None for value in values)
     return all(len(value) <= rule.max_chars for value in values)

@@ -130,7 +130,7 @@ class Pairs:
     """A map: pairs that are worth nothing, and those beyond `most`, are left out."""
 
     keys: Text
-    values: Text | Number
+    values: Text | Number | AnyReal
     most: int
 
 

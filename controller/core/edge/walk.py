@@ -153,7 +153,7 @@ def _check_pairs(values: Any, pairs: Pairs, where: str, check: Check) -> None:
             reason = Reason.TOO_LONG
         elif isinstance(pairs.values, Number):
             reason = pairs.values.reason(values[key])
-        elif len(values[key]) > pairs.values.max_chars:
+        elif isinstance(pairs.values, Text) and len(values[key]) > pairs.values.max_chars:
             check.corrected(Reason.TOO_LONG, where)
             values[key] = pairs.values.cut(values[key])
         if reason is not None:

@@ -25,18 +25,31 @@ export function emptyCurve() {
 /** A new curve with reports added; a step that is done again takes the place of its first time. */
 export function withReports(curve, reports) {
   if (reports.length === 0) return curve;
-  const columns = Object.fromEntries(NAMES.map((name) => [name, [...curve[name]]]));
+  const named = reports.flatMap((report) => Object.keys(setsOf(report)));
+  const names = [...new Set([...NAMES, ...Object.keys(curve), ...named])];
+  const columns = Object.fromEntries(names.map((name) => [name, [...(curve[name] ?? curve.step.map(() => null))]]));
   for (const report of reports) {
-    const row = { ...report, ...report.split, tokens_per_s: report.duration_s > 0 ? report.tokens / report.duration_s : null };
+    const row = { ...report, ...report.split, ...setsOf(report), tokens_per_s: report.duration_s > 0 ? report.tokens / report.duration_s : null };
     // A batch that was left out has no loss.
     if (report.tokens === 0) row.loss = row.grad_norm = row.tokens_per_s = null;
     let at = columns.step.length;
     while (at > 0 && columns.step[at - 1] >= row.step) at -= 1;
     const isAgain = columns.step[at] === row.step;
-    for (const name of NAMES) columns[name].splice(at, isAgain ? 1 : 0, row[name] ?? null);
+    for (const name of names) columns[name].splice(at, isAgain ? 1 : 0, row[name] ?? null);
     if (report.split) fillBack(columns, at);
   }
   return thinned(columns);
+}
+
+/** Losses of held-out sets that have names, by the names of their columns. */
+function setsOf(report) {
+  return Object.fromEntries(Object.entries(report.eval_losses ?? {}).map(([name, loss]) => [`eval/${name}/loss`, loss]));
+}
+
+/** The columns of held-out sets that have names, by name. */
+export function setColumns(curve) {
+  const found = Object.keys(curve).map((column) => [/^eval\/(.+)\/loss$/.exec(column)?.[1], column]);
+  return found.filter(([name]) => name !== undefined);
 }
 
 /** The parts of a step are also those of the steps before it that came without. */
@@ -52,7 +65,7 @@ function thinned(columns) {
   const length = columns.step.length;
   if (length <= MOST) return columns;
   const isKept = (_, index) => index % 2 === 0 || index > length / 2 || columns.eval_loss[index] !== null;
-  return Object.fromEntries(NAMES.map((name) => [name, columns[name].filter(isKept)]));
+  return Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, values.filter(isKept)]));
 }
 
 /** The sum of columns, null where none of them is known. */

@@ -2,7 +2,7 @@
 
 import { get } from "/page/api.js";
 import { Chart, MARKS } from "/page/charts.js";
-import { GROUPS, joined, marksOf, summed } from "/page/curve.js";
+import { GROUPS, joined, marksOf, setColumns, summed } from "/page/curve.js";
 import { count, duration, number, short } from "/page/format.js";
 import { html, Link, useMemo, usePolled, useState } from "/page/ui.js";
 
@@ -31,9 +31,13 @@ function one(name, label, curves) {
 function lossOf(curves) {
   const { own, other } = curves;
   if (!other) {
+    const sets = setColumns(own);
     return {
-      series: [{ label: "loss" }, { label: "held out", isDots: true }],
-      data: [own.step, own.loss, own.eval_loss],
+      series: [
+        { label: "loss" }, { label: "held out", isDots: true },
+        ...sets.map(([name]) => ({ label: `held out: ${name}`, isDots: true })),
+      ],
+      data: [own.step, own.loss, own.eval_loss, ...sets.map(([, column]) => own[column])],
     };
   }
   const shown = [[curves.name, own], [curves.otherName, other]];
