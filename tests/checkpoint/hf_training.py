@@ -1,10 +1,11 @@
 """What `transformers` trains in tests of conversion: a program, as it takes long to import.
 
-`train FOLDER` writes a small model of each config to FOLDER/before and, after a few steps of
-AdamW on FOLDER/causal.npz, FOLDER/masked.npz or FOLDER/ordered.npz, to FOLDER/after; the losses
-go to FOLDER/losses.json.
+`train FOLDER [NAME ...]` writes a small model of each config to FOLDER/before and, after a few
+steps of AdamW on FOLDER/causal.npz, FOLDER/masked.npz or FOLDER/ordered.npz, to FOLDER/after; the
+losses go to FOLDER/losses.json.
 `compare FOLDER` prints how far the models in FOLDER/exported are from those in FOLDER/after, by
-name: the largest difference of logits, in parts of the largest logit, and that of weights.
+the names of the former: the largest difference of logits, in parts of the largest logit, and that
+of weights. What is exported as NAME@RUN is compared with NAME.
 """
 
 from __future__ import annotations
@@ -42,14 +43,20 @@ def kind_of(name: str) -> str:
     return "ordered" if name in ORDERED else "masked"
 
 
-def train(folder: Path) -> None:
+def model_of(run: str) -> str:
+    """The name of the model that was trained in a run."""
+    return run.partition("@")[0]
+
+
+def train(folder: Path, *names: str) -> None:
     import torch
     import transformers
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
     losses = {}
-    for name, (model_class, config_class, options) in CONFIGS.items():
+    for name in names or CONFIGS:
+        model_class, config_class, options = CONFIGS[name]
         config = getattr(transformers, config_class)(**options)
         config._attn_implementation = config._experts_implementation = "eager"
         model = getattr(transformers, model_class)(config).eval()
@@ -92,19 +99,23 @@ def compare(folder: Path) -> None:
     torch.set_num_threads(1)
     tokens = torch.from_numpy(np.load(folder / "causal.npz")["tokens"][0])
     found = {}
-    for name in CONFIGS:
+    for run in sorted(path.name for path in (folder / "exported").iterdir()):
         ours, theirs = (
-            load(folder / kind / name, attn_implementation="eager")
-            for kind in ("exported", "after")
+            load(each, attn_implementation="eager")
+            for each in (folder / "exported" / run, folder / "after" / model_of(run))
         )
         with torch.no_grad():
             logits, expected = (logits_of(model(tokens)) for model in (ours, theirs))
         apart = (logits - expected).abs().max() / expected.abs().max()
         pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
         weights = max((one - other).abs().max().item() for one, other in pairs)
-        found[name] = (apart.item(), weights)
+        found[run] = (apart.item(), weights)
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    {"train": train, "compare": compare}[sys.argv[1]](Path(sys.argv[2]))
+    command, folder, *names = sys.argv[1:]
+    if command == "train":
+        train(Path(folder), *names)
+    else:
+        compare(Path(folder))

@@ -44,6 +44,7 @@ class Run:
     sequence_parallel: bool = True
     virtual_stages: int = 1
     zero: int = 0
+    precision: str = "fp64"
 
 
 def oracle_models(
@@ -158,7 +159,7 @@ def _spec(model: dict[str, Any], run: Run) -> JobSpec:
         "zero": {"level": run.zero},
     }
     return JobSpec.model_validate(
-        {"name": "oracle", "precision": "fp64", "model": model, "parallel": parallel}
+        {"name": "oracle", "precision": run.precision, "model": model, "parallel": parallel}
     )
 
 

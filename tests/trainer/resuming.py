@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from checkpoint.core.retention import RetentionPolicy
 from checkpoint.upload.commit import CommitRules
 from checkpoint.upload.uploader import Uploader
@@ -79,3 +82,19 @@ def upload_all(folder: Path, spec: dict[str, Any]) -> None:
     finally:
         uploader.stop()
     assert troubles == []
+
+
+def dense_of(ranks: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
+    """Whole tensors put together from what all ranks hold; replicas must hold the same bits."""
+    whole: dict[str, NDArray[Any]] = {}
+    seen: dict[str, NDArray[Any]] = {}
+    for rank in ranks:
+        for name, global_shape, offsets, values in rank["tensors"]:
+            dense = whole.setdefault(name, np.zeros(global_shape, values.dtype))
+            known = seen.setdefault(name, np.zeros(global_shape, bool))
+            pairs = zip(offsets, values.shape, strict=True)
+            place = tuple(slice(first, first + size) for first, size in pairs)
+            assert np.array_equal(dense[place][known[place]], values[known[place]])
+            dense[place], known[place] = values, True
+    assert all(known.all() for known in seen.values())
+    return whole

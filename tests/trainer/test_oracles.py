@@ -47,11 +47,22 @@ AT_ONCE = 6
 WITH_EXPERTS = ("mixtral", "qwen2-moe")
 # Experts among replicas: what comes from another one, and whose gradients are summed where.
 RUNS_OF_EXPERTS = {
+    "ep1-pp2": Run(layout=Layout(pp=2, dp=2)),
     "ep2": Run(layout=Layout(dp=2, ep=2)),
     "ep4-zero1": Run(layout=Layout(dp=4, ep=4), zero=1),
+    "ep4-zero3": Run(layout=Layout(dp=4, ep=4), zero=3),
     "dp4-ep2-zero3": Run(layout=Layout(dp=4, ep=2), zero=3),
     "tp2-ep2": Run(layout=Layout(tp=2, dp=2, ep=2), sequence_parallel=False),
+    "tp2-ep2-sp": Run(layout=Layout(tp=2, dp=2, ep=2)),
+    "pp2-ep2": Run(layout=Layout(pp=2, dp=2, ep=2)),
     "tp2-pp2-ep2": Run(layout=Layout(tp=2, pp=2, dp=2, ep=2), zero=2),
+    "tp2-ep4": Run(layout=Layout(tp=2, dp=4, ep=4)),
+    "pp2-ep4": Run(layout=Layout(pp=2, dp=4, ep=4), zero=2),
+    # In the precision that most train in: the same tolerance holds.
+    "fp32": Run(layout=Layout(), precision="fp32"),
+    "fp32-tp2-pp2-ep2": Run(layout=Layout(tp=2, pp=2, dp=2, ep=2), precision="fp32"),
+    "fp32-tp2-ep4": Run(layout=Layout(tp=2, dp=4, ep=4), precision="fp32"),
+    "fp32-pp2-ep4": Run(layout=Layout(pp=2, dp=4, ep=4), precision="fp32"),
 }
 
 

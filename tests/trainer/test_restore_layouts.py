@@ -11,9 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from checkpoint.storage.storage import Storage
 from outlast.blackbox import StepRecord
@@ -21,7 +19,15 @@ from outlast.spec.parse import parse_spec
 from tests.trainer.jobs import train
 from tests.trainer.jobs_restore import messages_of_hosts, restore_with_trouble, resumed_state
 from tests.trainer.ranks import RankPool
-from tests.trainer.resuming import curve, log_of, make_text, spec_of, steps_of, train_and_upload
+from tests.trainer.resuming import (
+    curve,
+    dense_of,
+    log_of,
+    make_text,
+    spec_of,
+    steps_of,
+    train_and_upload,
+)
 
 SAVED_AT, STEPS = 4, 8
 PLAIN = {"layers": 4, "hidden": 16, "heads": 4, "seq_len": 16}
@@ -68,22 +74,6 @@ def spec_for(folder: Path, parallel: dict[str, Any], model: dict[str, Any], **mo
         parallel=parallel,
         **({"precision": "fp64", "eval": {"interval_steps": None}} | more),
     )
-
-
-def dense_of(ranks: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
-    """Whole tensors put together from what all ranks hold; replicas must hold the same bits."""
-    whole: dict[str, NDArray[Any]] = {}
-    seen: dict[str, NDArray[Any]] = {}
-    for rank in ranks:
-        for name, global_shape, offsets, values in rank["tensors"]:
-            dense = whole.setdefault(name, np.zeros(global_shape, values.dtype))
-            known = seen.setdefault(name, np.zeros(global_shape, bool))
-            pairs = zip(offsets, values.shape, strict=True)
-            place = tuple(slice(first, first + size) for first, size in pairs)
-            assert np.array_equal(dense[place][known[place]], values[known[place]])
-            dense[place], known[place] = values, True
-    assert all(known.all() for known in seen.values())
-    return whole
 
 
 @pytest.fixture
