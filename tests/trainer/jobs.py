@@ -83,12 +83,18 @@ class Case:
 
 
 def mesh_of(
-    context: RankContext, layout: Layout, *, tied: bool = True, recorder: Recorder | None = None
+    context: RankContext,
+    layout: Layout,
+    *,
+    tied: bool = True,
+    recorder: Recorder | None = None,
+    store: Any = None,
 ) -> Mesh:
+    """The groups of a layout; they meet at `store`, if it is open already."""
     return build_mesh(
         layout,
         context.rank,
-        store=context.store(),
+        store=store or context.store(),
         device=torch.device("cpu"),
         timeout_s=60,
         recorder=recorder or Silent(),
