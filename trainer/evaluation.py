@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.data.corpus.tokenizer import Tokenizer
+from trainer.data.corpus.tokenizer_type import Tokenizer
 from trainer.generation import Likelihood
 
 _KINDS = "text, or context and target, or context, choices and answer"

@@ -41,7 +41,12 @@ _OutputFolder = Annotated[
     Path, typer.Option("--output", metavar="DIR", help="Folder to make, for data.tokens.")
 ]
 _Tokenizer = Annotated[
-    str, typer.Option(metavar="byte|FILE", help="byte, or a tokenizer.json of Hugging Face's.")
+    str,
+    typer.Option(
+        metavar="byte|FILE",
+        help="byte; a tokenizer.json of Hugging Face's; a SentencePiece .model; tiktoken:NAME; or "
+        "llama3:FILE or qwen:FILE for a file in tiktoken's format.",
+    ),
 ]
 _TextField = Annotated[
     str, typer.Option(metavar="NAME", help="Field of a JSON line, or column, that has the text.")
@@ -89,6 +94,7 @@ def prepare(
     the same command goes on where it was.
     """
     from trainer.data.corpus.run import Order
+    from trainer.data.corpus.tokenizer import absolute
     from trainer.data.corpus.units import find_units
 
     began_s = time.monotonic()
@@ -97,7 +103,7 @@ def prepare(
         corpus = find_units([each.expanduser().resolve() for each in sources])
     order = Order(
         units=corpus.units,
-        tokenizer=tokenizer if tokenizer == "byte" else str(Path(tokenizer).resolve()),
+        tokenizer=absolute(tokenizer),
         fields=fields,
         validation_fraction=validation_fraction,
     )

@@ -15,15 +15,15 @@ from outlast.cli.job_folder import url_of
 if TYPE_CHECKING:
     from checkpoint.storage.storage import Storage
     from outlast.spec import JobSpec
-    from trainer.data.corpus.tokenizer import Tokenizer
+    from trainer.data.corpus.tokenizer_type import Tokenizer
     from trainer.generation import Model
 
 TokenizerName = Annotated[
     str,
     typer.Option(
         metavar="byte|FILE",
-        help="byte, or a tokenizer.json; by default that of the job's data or of the imported "
-        "folder.",
+        help="byte, or another that `outlast data prepare` takes; by default that of the job's "
+        "data or of the imported folder.",
     ),
 ]
 
@@ -75,6 +75,7 @@ def _tokenizer_of(spec: JobSpec, storage: Storage, step: int) -> str:
     from outlast.tokens.files import open_source
     from outlast.tokens.manifest import read_manifest
     from outlast.tokens.remote_file import is_remote
+    from trainer.data.corpus.tokenizer import file_in
 
     for name in spec.data.weights:
         if is_remote(name):
@@ -87,7 +88,7 @@ def _tokenizer_of(spec: JobSpec, storage: Storage, step: int) -> str:
             return read_manifest(Path(name)).tokenizer
     _, manifest = storage.read_commit(step)
     source = json.loads(manifest.parts[0].extra).get("converted_from")
-    if source is not None and (Path(source) / "tokenizer.json").is_file():
+    if source is not None and file_in(Path(source)) is not None:
         return str(source)
     if spec.data.tokens is None and source is None:
         return "byte"

@@ -18,7 +18,8 @@ from tests.cli.running import outlast, outlast_json
 from tests.trainer.hf_models import CAUSAL
 from tests.trainer.test_generation import model_of
 from trainer import evaluation
-from trainer.data.corpus.tokenizer import Tokenizer, load
+from trainer.data.corpus.tokenizer import load
+from trainer.data.corpus.tokenizer_type import Tokenizer
 from trainer.evaluation import Question, answered, read_questions
 from trainer.generation import Likelihood, Model
 

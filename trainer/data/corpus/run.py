@@ -28,7 +28,8 @@ from numpy.typing import NDArray
 
 from outlast.tokens.index import TokenWriter, join_pairs, read_index
 from outlast.tokens.manifest import NAME, PARTS, Manifest, Split
-from trainer.data.corpus.tokenizer import Tokenizer, load
+from trainer.data.corpus.tokenizer import load
+from trainer.data.corpus.tokenizer_type import Tokenizer
 from trainer.data.corpus.units import Unit, documents
 
 _SPLITS = ("train", "validation")
@@ -82,12 +83,13 @@ def _tokenize_all(
     parts: Path, order: Order, todo: list[int], num_processes: int, done: Callable[[int], None]
 ) -> None:
     num_workers = max(1, min(num_processes, len(todo)))
+    num_threads = max(1, num_processes // num_workers)
     # Never forked: what else runs in this process must not be copied.
     pool = ProcessPoolExecutor(
         num_workers,
         get_context("spawn"),
         initializer=_share_processors,
-        initargs=(max(1, num_processes // num_workers),),
+        initargs=(num_threads,),
     )
     running: dict[Future[None], int] = {}
     try:
@@ -95,7 +97,8 @@ def _tokenize_all(
             # A few at a time: a corpus may have a million files.
             while todo and len(running) < 2 * num_workers:
                 number = todo.pop(0)
-                running[pool.submit(_tokenize, parts / str(number), order, number)] = number
+                part = parts / str(number)
+                running[pool.submit(_tokenize, part, order, number, num_threads)] = number
             for each in wait(running, return_when=FIRST_COMPLETED).done:
                 each.result()
                 done(order.units[running.pop(each)].num_bytes)
@@ -134,14 +137,15 @@ def _alone(parts: Path) -> Iterator[None]:
 
 
 def _share_processors(num_threads: int) -> None:
-    """How many threads the tokenizer library has in this process: more where units are few."""
+    """How many threads Hugging Face's library has in this process: more where units are few."""
     os.environ["RAYON_NUM_THREADS"] = str(num_threads)
     os.environ["TOKENIZERS_PARALLELISM"] = str(num_threads > 1).lower()
 
 
-def _tokenize(part: Path, order: Order, number: int) -> None:
+def _tokenize(part: Path, order: Order, number: int, num_threads: int) -> None:
     """One unit, in a process of its own."""
-    tokenizer, fraction = _loaded(order.tokenizer), Fraction(str(order.validation_fraction))
+    tokenizer = _loaded(order.tokenizer, num_threads)
+    fraction = Fraction(str(order.validation_fraction))
     partial = part.with_name(f"{part.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -163,8 +167,8 @@ def _tokenize(part: Path, order: Order, number: int) -> None:
 
 
 @lru_cache(maxsize=1)
-def _loaded(name: str) -> Tokenizer:
-    return load(name)
+def _loaded(name: str, num_threads: int) -> Tokenizer:
+    return load(name, num_threads)
 
 
 def _encoded(

@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-# What tokenizers in use call it, most widespread first.
-_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
-_MAX_UINT16 = 2**16
+from trainer.data.corpus import sentencepiece_model, tiktoken_encoding, tiktoken_file
+from trainer.data.corpus.tokenizer_type import ENDS, Tokenizer
+
+BYTE = "byte"
+# Of a folder, the first that it has.
+_FILES = ("tokenizer.json", "tokenizer.model")
+ALLOWED = (
+    "byte, the path of a tokenizer.json, of a SentencePiece model or of a folder with one, "
+    f"{tiktoken_encoding.PREFIX}NAME for an encoding of tiktoken's, or "
+    f"{' or '.join(f'{name}:FILE' for name in tiktoken_file.SCHEMES)} for a file of tiktoken's"
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokenizer:
-    """A tokenizer that is ready to be used."""
+def load(name: str, num_threads: int = 1) -> Tokenizer:
+    """The tokenizer of a name as `--tokenizer` takes it; `docs/how-to/prepare-a-corpus.md` has all.
 
-    name: str
-    vocab_size: int
-    end_of_document: int | None
-    encode: Callable[[str], NDArray[Any]]
-    encode_all: Callable[[Sequence[str]], list[NDArray[Any]]]
-    """The same of several texts, in a fraction of the time."""
-    decode: Callable[[Sequence[int]], str]
-
-    @property
-    def token_type(self) -> str:
-        """The smallest type that Megatron-LM has for its ids."""
-        return "uint16" if self.vocab_size <= _MAX_UINT16 else "int32"
-
-
-def load(name: str) -> Tokenizer:
-    """`byte`, or the tokenizer in a tokenizer.json file or in the folder of one.
+    `num_threads` is of `encode_all`; the library of a tokenizer.json has a variable for it.
 
     Raises:
-        ValueError: there is none, or the library is not installed.
+        ValueError: there is none, its file is damaged, how it splits text is not known, or the
+            library is not installed.
     """
-    if name == "byte":
+    if name == BYTE:
         return Tokenizer(
             name=name,
             vocab_size=256,
@@ -48,10 +40,49 @@ def load(name: str) -> Tokenizer:
             encode_all=lambda texts: [_bytes(text) for text in texts],
             decode=_text,
         )
-    path = Path(name)
-    path = path / "tokenizer.json" if path.is_dir() else path
+    if name.startswith(tiktoken_encoding.PREFIX):
+        return tiktoken_encoding.load(name, num_threads)
+    scheme, path = _parted(name)
+    if not path.is_file():
+        raise ValueError(f"tokenizer {name!r}: no such file; allowed: {ALLOWED}")
+    try:
+        is_tiktoken = scheme is not None or tiktoken_file.is_one(path)
+    except OSError as error:
+        raise ValueError(f"tokenizer {path} cannot be read: {error.strerror}") from error
+    if is_tiktoken:
+        return tiktoken_file.load(scheme, path, num_threads)
+    if path.suffix == ".model":
+        return sentencepiece_model.load(path, num_threads)
+    return _of_json(name, path)
+
+
+def absolute(name: str) -> str:
+    """The same name, in a way that means the same in any folder."""
+    if name == BYTE or name.startswith(tiktoken_encoding.PREFIX):
+        return name
+    scheme, path = _parted(name)
+    return f"{scheme}:{path.resolve()}" if scheme else str(path.resolve())
+
+
+def file_in(folder: Path) -> Path | None:
+    """The file of a folder that has its tokenizer; None if there is none."""
+    found = (folder / each for each in _FILES if (folder / each).is_file())
+    return next(found, None)
+
+
+def _parted(name: str) -> tuple[str | None, Path]:
+    """How the text is split where the name says it, and the file."""
+    scheme, colon, rest = name.partition(":")
+    is_scheme = bool(colon) and scheme in tiktoken_file.SCHEMES
+    path = Path(rest if is_scheme else name).expanduser()
+    if path.is_dir():
+        path = file_in(path) or path / _FILES[0]
+    return scheme if is_scheme else None, path
+
+
+def _of_json(name: str, path: Path) -> Tokenizer:
     library = _opened(name, path)
-    ends = [found for each in _ENDS if (found := library.token_to_id(each)) is not None]
+    ends = [found for each in ENDS if (found := library.token_to_id(each)) is not None]
 
     def encode(text: str) -> NDArray[Any]:
         # Training adds nothing but the end of a document.
@@ -73,10 +104,6 @@ def load(name: str) -> Tokenizer:
 
 
 def _opened(name: str, path: Path) -> Any:
-    if not path.is_file():
-        raise ValueError(
-            f"tokenizer {name!r}: no such file; allowed: byte, or the path of a tokenizer.json"
-        )
     try:
         from tokenizers import Tokenizer as Library
     except ImportError as error:
