@@ -12,7 +12,7 @@ import typer
 from outlast.cli import output
 from outlast.cli.errors import CliError, ExitCode, bad_input
 from outlast.cli.options import Assignments, Json, SpecFile
-from outlast.cli.progress import bytes_bar
+from outlast.cli.progress import tokens_bar
 from outlast.cli.usage import Commands
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _run(folder: Path, order: Order, num_processes: int, quiet: bool) -> Manifes
 
     total = sum(unit.num_bytes for unit in order.units)
     try:
-        with bytes_bar("tokenising", total, quiet=quiet) as advance, bad_input():
+        with tokens_bar("tokenising", total, quiet=quiet) as advance, bad_input():
             return prepare(folder, order, num_processes=num_processes, done=advance)
     except OSError as error:
         raise CliError(f"cannot write {error.filename or folder}: {error.strerror}") from error

@@ -36,6 +36,44 @@ def bytes_bar(name: str, total: int | None, *, quiet: bool) -> Iterator[Callable
 
 
 @contextmanager
+def tokens_bar(name: str, total_bytes: int, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on a terminal; what it yields is called with bytes read and tokens made."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda num_bytes, num_tokens: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task(name, total=total_bytes, rate="")
+        made = 0
+
+        def advance(num_bytes: int, num_tokens: int) -> None:
+            nonlocal made
+            made += num_tokens
+            elapsed_s = bars.tasks[0].elapsed or 0.0
+            rate = f"{made / elapsed_s:,.0f} tokens/s" if made and elapsed_s else ""
+            bars.update(task, advance=num_bytes, rate=rate)
+
+        yield advance
+
+
+@contextmanager
 def count_bar(name: str, total: int, *, quiet: bool) -> Iterator[Callable[[], None]]:
     """A progress bar on a terminal; what it yields is called after each of `total` things."""
     if quiet or not sys.stderr.isatty():

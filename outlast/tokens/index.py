@@ -16,7 +16,7 @@ import os
 import shutil
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -231,11 +231,27 @@ class TokenWriter:
         """Write one document of one token at least; each part of it is a sequence."""
         self._sequences.append([len(self._lengths)])
         for tokens in parts:
-            self._file.write(tokens.astype(self._type, copy=False).tobytes())
-            lengths = [_MAX_SEQUENCE] * (len(tokens) // _MAX_SEQUENCE)
-            rest = len(tokens) % _MAX_SEQUENCE
-            # An empty prompt is a sequence, too.
-            self._lengths.append(lengths if lengths and not rest else [*lengths, rest])
+            self._write(tokens)
+            self._add_sequence(len(tokens))
+
+    def add_pieces(self, pieces: Iterable[NDArray[Any]]) -> None:
+        """Write one document of one sequence as its pieces come; nothing if they have no tokens."""
+        count = 0
+        for tokens in pieces:
+            self._write(tokens)
+            count += len(tokens)
+        if count:
+            self._sequences.append([len(self._lengths)])
+            self._add_sequence(count)
+
+    def _write(self, tokens: NDArray[Any]) -> None:
+        self._file.write(tokens.astype(self._type, copy=False).tobytes())
+
+    def _add_sequence(self, count: int) -> None:
+        lengths = [_MAX_SEQUENCE] * (count // _MAX_SEQUENCE)
+        rest = count % _MAX_SEQUENCE
+        # An empty prompt is a sequence, too.
+        self._lengths.append(lengths if lengths and not rest else [*lengths, rest])
 
     def close(self) -> None:
         """Write the index."""

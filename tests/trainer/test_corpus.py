@@ -52,7 +52,7 @@ def test_every_document_is_in_one_split_in_order(
 ) -> None:
     monkeypatch.setattr(units, "_UNIT_BYTES", 1000)
     corpus = lines(tmp_path / "a.jsonl", TEXTS)
-    made = run.prepare(tmp_path / "out", order(corpus), num_processes=2, done=lambda _: None)
+    made = run.prepare(tmp_path / "out", order(corpus), num_processes=2, done=lambda *_: None)
     train, held = (texts_of(tmp_path / "out", split) for split in ("train", "validation"))
     assert sorted(train + held) == sorted(TEXTS)
     assert [text for text in TEXTS if text in set(train)] == train
@@ -94,8 +94,10 @@ def test_folders_and_packed_lines_are_read(tmp_path: Path) -> None:
     (folder / "picture.png").write_bytes(b"\x89PNG")
     (folder / "tests").mkdir()
     found = find_units([folder])
-    read = [text for unit in found.units for (text,) in documents(unit, TEXT)]
-    assert read == [*TEXTS[:5], "a file is a document"]
+    packed, plain = found.units
+    assert [text for (text,) in documents(packed, TEXT)] == TEXTS[:5]
+    assert [units.is_text_file(unit, TEXT) for unit in found.units] == [False, True]
+    assert plain.path == str(folder / "sub" / "c.txt")
     assert found.skipped == (folder / "picture.png", folder / "tests")
 
 
@@ -104,12 +106,12 @@ def test_an_interrupted_run_goes_on_and_ends_alike(
 ) -> None:
     monkeypatch.setattr(units, "_UNIT_BYTES", 2000)
     corpus = lines(tmp_path / "a.jsonl", TEXTS)
-    whole = run.prepare(tmp_path / "whole", order(corpus), num_processes=1, done=lambda _: None)
+    whole = run.prepare(tmp_path / "whole", order(corpus), num_processes=1, done=lambda *_: None)
 
     class Killed(BaseException):
         pass
 
-    def stop(num_bytes: int) -> None:
+    def stop(num_bytes: int, num_tokens: int) -> None:
         raise Killed
 
     with pytest.raises(Killed):
@@ -118,8 +120,8 @@ def test_an_interrupted_run_goes_on_and_ends_alike(
     assert parts
     other = order(corpus, fraction=0.3)
     with pytest.raises(ValueError, match="has parts of a corpus with other files or options"):
-        run.prepare(tmp_path / "cut", other, num_processes=1, done=lambda _: None)
-    again = run.prepare(tmp_path / "cut", order(corpus), num_processes=1, done=lambda _: None)
+        run.prepare(tmp_path / "cut", other, num_processes=1, done=lambda *_: None)
+    again = run.prepare(tmp_path / "cut", order(corpus), num_processes=1, done=lambda *_: None)
     assert again == whole
     for split in ("train.bin", "train.idx", "validation.bin", "validation.idx"):
         assert (tmp_path / "cut" / split).read_bytes() == (tmp_path / "whole" / split).read_bytes()
@@ -146,7 +148,7 @@ def test_texts_together_are_tokenised_as_each_by_itself(tmp_path: Path) -> None:
     corpus = lines(tmp_path / "a.jsonl", TEXTS * 180)
     assert corpus.stat().st_size > 2 * run._BATCH_CHARACTERS
     out, found = tmp_path / "out", order(corpus, tokenizer=path, fraction=0)
-    run.prepare(out, found, num_processes=3, done=lambda _: None)
+    run.prepare(out, found, num_processes=3, done=lambda *_: None)
     expected = [id for text in TEXTS for id in tokenizer.encode(text).tolist()] * 180
     assert open_source(str(out)).train.tokens().tolist() == expected
 
@@ -261,8 +263,8 @@ def test_what_is_skipped_is_said_and_bad_folders_are_refused(tmp_path: Path) -> 
 def test_two_runs_do_not_work_in_one_folder(tmp_path: Path) -> None:
     corpus, folder = order(lines(tmp_path / "a.jsonl", TEXTS)), tmp_path / "out"
 
-    def begin_another(num_bytes: int) -> None:
-        run.prepare(folder, corpus, num_processes=1, done=lambda _: None)
+    def begin_another(num_bytes: int, num_tokens: int) -> None:
+        run.prepare(folder, corpus, num_processes=1, done=lambda *_: None)
 
     with pytest.raises(ValueError, match="is being prepared by another process"):
         run.prepare(folder, corpus, num_processes=1, done=begin_another)
@@ -304,7 +306,7 @@ def test_text_files_have_no_prompts(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     (unit,) = find_units([tmp_path]).units
     with pytest.raises(ValueError, match=r"a.txt is text and has no .*; give JSON lines"):
-        next(documents(unit, {"--prompt-field": "q", "--completion-field": "a"}))
+        units.is_text_file(unit, {"--prompt-field": "q", "--completion-field": "a"})
 
 
 def test_zstd_is_read_across_frames_and_not_when_cut(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def instructions(folder: Path) -> dict[str, Any]:
     corpus = Order(
         units=find_units([path]).units, tokenizer="byte", fields=fields, validation_fraction=0.1
     )
-    prepare(folder / "prepared", corpus, num_processes=1, done=lambda _: None)
+    prepare(folder / "prepared", corpus, num_processes=1, done=lambda *_: None)
     return {"tokens": str(folder / "prepared")}
 
 

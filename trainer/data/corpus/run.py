@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import islice
 from math import floor
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,14 +29,22 @@ from numpy.typing import NDArray
 
 from outlast.tokens.index import TokenWriter, join_pairs, read_index
 from outlast.tokens.manifest import NAME, PARTS, Manifest, Split
+from trainer.data.corpus import long_text
+from trainer.data.corpus.counts import Counts
 from trainer.data.corpus.tokenizer import load
 from trainer.data.corpus.tokenizer_type import Tokenizer
-from trainer.data.corpus.units import Unit, documents
+from trainer.data.corpus.units import Unit, documents, is_text_file
 
 _SPLITS = ("train", "validation")
 _PIECE_BYTES = 1 << 22
+# Between looks at how far the processes are.
+_SHOW_S = 0.2
 # Of text that is tokenised at once: enough for all threads, and not much memory.
 _BATCH_CHARACTERS = 1 << 20
+# Of this process, if it is one that tokenises.
+_counts: Counts
+
+Done = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +62,10 @@ class Order:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
-def prepare(
-    folder: Path, order: Order, *, num_processes: int, done: Callable[[int], None]
-) -> Manifest:
-    """Make the token files of `order` in `folder`; `done` gets the bytes of text of each unit.
+def prepare(folder: Path, order: Order, *, num_processes: int, done: Done) -> Manifest:
+    """Make the token files of `order` in `folder`; `done` gets bytes read and tokens made.
+
+    Of units that an earlier call has done, tokens are not counted.
 
     Raises:
         ValueError: the folder has another corpus, or a document cannot be read.
@@ -69,7 +78,7 @@ def prepare(
         todo = []
         for number, unit in enumerate(order.units):
             if (parts / str(number)).exists():
-                done(unit.num_bytes)
+                done(unit.num_bytes, 0)
             else:
                 todo.append(number)
         _tokenize_all(parts, order, todo, num_processes, done)
@@ -80,28 +89,28 @@ def prepare(
 
 
 def _tokenize_all(
-    parts: Path, order: Order, todo: list[int], num_processes: int, done: Callable[[int], None]
+    parts: Path, order: Order, todo: list[int], num_processes: int, done: Done
 ) -> None:
     num_workers = max(1, min(num_processes, len(todo)))
     num_threads = max(1, num_processes // num_workers)
     # Never forked: what else runs in this process must not be copied.
+    context = get_context("spawn")
+    counts = Counts(context)
     pool = ProcessPoolExecutor(
-        num_workers,
-        get_context("spawn"),
-        initializer=_share_processors,
-        initargs=(num_threads,),
+        num_workers, context, initializer=_begin, initargs=(num_threads, counts)
     )
-    running: dict[Future[None], int] = {}
+    running: set[Future[None]] = set()
     try:
         while todo or running:
             # A few at a time: a corpus may have a million files.
             while todo and len(running) < 2 * num_workers:
                 number = todo.pop(0)
                 part = parts / str(number)
-                running[pool.submit(_tokenize, part, order, number, num_threads)] = number
-            for each in wait(running, return_when=FIRST_COMPLETED).done:
+                running.add(pool.submit(_tokenize, part, order, number, num_threads))
+            ended, running = wait(running, _SHOW_S, return_when=FIRST_COMPLETED)
+            for each in ended:
                 each.result()
-                done(order.units[running.pop(each)].num_bytes)
+            counts.report(done)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -136,8 +145,13 @@ def _alone(parts: Path) -> Iterator[None]:
         yield
 
 
-def _share_processors(num_threads: int) -> None:
-    """How many threads Hugging Face's library has in this process: more where units are few."""
+def _begin(num_threads: int, counts: Counts) -> None:
+    """What a process has before its first unit.
+
+    Hugging Face's library reads here how many threads it has: more where units are few.
+    """
+    global _counts
+    _counts = counts
     os.environ["RAYON_NUM_THREADS"] = str(num_threads)
     os.environ["TOKENIZERS_PARALLELISM"] = str(num_threads > 1).lower()
 
@@ -150,20 +164,28 @@ def _tokenize(part: Path, order: Order, number: int, num_threads: int) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     writers = {split: TokenWriter(partial / split, tokenizer.token_type) for split in _SPLITS}
-    end = tokenizer.end_of_document
-    found = documents(order.units[number], order.fields)
-    for place, parts in enumerate(_encoded(found, tokenizer)):
-        if end is not None:
-            parts[-1] = np.append(parts[-1], end)
-        if not len(parts[-1]):
-            continue
+    unit = order.units[number]
+
+    def writer_of(place: int) -> TokenWriter:
         # The number of the unit moves the first: each may have few documents.
         at = place + number
         is_held_out = floor((at + 1) * fraction) > floor(at * fraction)
-        writers["validation" if is_held_out else "train"].add(*parts)
+        return writers["validation" if is_held_out else "train"]
+
+    num_tokens = 0
+    is_text = is_text_file(unit, order.fields)
+    if is_text:
+        writer_of(0).add_pieces(_text_encoded(Path(unit.path), tokenizer))
+    else:
+        for place, parts in enumerate(_encoded(documents(unit, order.fields), tokenizer)):
+            if len(parts[-1]):
+                num_tokens += sum(map(len, parts))
+                writer_of(place).add(*parts)
     for writer in writers.values():
         writer.close()
     partial.rename(part)
+    if not is_text:
+        _counts.add(unit.num_bytes, num_tokens)
 
 
 @lru_cache(maxsize=1)
@@ -171,10 +193,23 @@ def _loaded(name: str, num_threads: int) -> Tokenizer:
     return load(name, num_threads)
 
 
+def _text_encoded(path: Path, tokenizer: Tokenizer) -> Iterator[NDArray[Any]]:
+    """The ids of a text file, some pieces at a time, and what is behind them."""
+    found = long_text.pieces(path, tokenizer)
+    while batch := list(islice(found, _BATCH_CHARACTERS // long_text.PIECE_CHARACTERS)):
+        num_tokens = 0
+        for ids in long_text.encoded(batch, tokenizer):
+            num_tokens += len(ids)
+            yield ids
+        _counts.add(sum(piece.num_bytes for piece in batch), num_tokens)
+    if tokenizer.end_of_document is not None:
+        yield np.array([tokenizer.end_of_document])
+
+
 def _encoded(
     found: Iterable[tuple[str, ...]], tokenizer: Tokenizer
 ) -> Iterator[list[NDArray[Any]]]:
-    """The ids of each document's texts, of some documents at a time."""
+    """The ids of each document's texts and what is behind them, of some documents at a time."""
     waiting: list[tuple[str, ...]] = []
     size = 0
     for texts in found:
@@ -191,7 +226,10 @@ def _all_encoded(
 ) -> Iterator[list[NDArray[Any]]]:
     ids = iter(tokenizer.encode_all([text for texts in found for text in texts]))
     for texts in found:
-        yield [next(ids) for _ in texts]
+        parts = [next(ids) for _ in texts]
+        if tokenizer.end_of_document is not None:
+            parts[-1] = np.append(parts[-1], tokenizer.end_of_document)
+        yield parts
 
 
 def _join(folder: Path, parts: Path, order: Order, tokenizer: Tokenizer) -> Manifest:

@@ -154,8 +154,23 @@ def _of_file(path: Path) -> list[Unit]:
     ]
 
 
+def is_text_file(unit: Unit, fields: Mapping[str, str]) -> bool:
+    """Whether a unit is a text file, and so one document.
+
+    Raises:
+        ValueError: it is, and has no prompts.
+    """
+    if unit.path.endswith((*LINES_SUFFIXES, parquet.SUFFIX)):
+        return False
+    if len(fields) > 1:
+        raise ValueError(f"{unit.path} is text and has no {' nor '.join(fields)}; give JSON lines")
+    return True
+
+
 def documents(unit: Unit, fields: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     """The texts of each document that begins in a unit; those whose last is empty are left out.
+
+    Not of a text file, which is one document of any size: `long_text.pieces` reads it.
 
     `fields` has the names in a JSON line, or of columns, by the option that gives them: of the
     text, or of a prompt and its completion.
@@ -167,13 +182,6 @@ def documents(unit: Unit, fields: Mapping[str, str]) -> Iterator[tuple[str, ...]
     if path.suffix == parquet.SUFFIX:
         found = parquet.texts(path, unit.first, unit.end, fields)
         yield from (texts for texts in found if texts[-1])
-        return
-    if not path.name.endswith(LINES_SUFFIXES):
-        if len(fields) > 1:
-            raise ValueError(f"{path} is text and has no {' nor '.join(fields)}; give JSON lines")
-        text = path.read_bytes().decode("utf-8", errors="replace")
-        if text:
-            yield (text,)
         return
     try:
         for at, line in _lines(path, unit):
