@@ -55,6 +55,24 @@ class Source:
         return self.nbytes if self.is_whole else min(self.nbytes, self.max_bytes or 0)
 
     @property
+    def num_documents(self) -> int:
+        """Files of which something is read.
+
+        Raises:
+            OSError: one is gone.
+        """
+        if self.is_whole:
+            return sum(path.stat().st_size > 0 for path in self.files)
+        number, left = 0, self.num_tokens
+        for path in self.files:
+            if left <= 0:
+                break
+            size = path.stat().st_size
+            number += size > 0
+            left -= size
+        return number
+
+    @property
     def is_whole(self) -> bool:
         """Whether all of it is read."""
         return self.max_bytes is None or self.nbytes <= self.max_bytes

@@ -16,6 +16,7 @@ from outlast.cli.progress import tokens_bar
 from outlast.cli.usage import Commands
 
 if TYPE_CHECKING:
+    from outlast.sources import Source
     from outlast.spec import JobSpec
     from outlast.tokens.files import TokenSource
     from outlast.tokens.fit import TokenSources
@@ -195,18 +196,23 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def show(spec: SpecFile, set_: Assignments = [], json: Json = False) -> None:  # noqa: B006
     """Show what a spec trains on: documents, tokens, and how often each source is passed over.
 
+    Of text each file that is read is a document, and each byte a token.
+
     With data.packing whole also which part of sequences is padding, how many documents are
     longer than a sequence and lose their end, and in how many nothing is predicted.
     """
     from outlast.cli.places import Nodes
     from outlast.cli.specfile import load_spec
-    from outlast.tokens.fit import TokenSources
+    from outlast.sources import Source
 
     checked = load_spec(spec, set_, Nodes.HERE)
     found = checked.seen.source
-    if not isinstance(found, TokenSources):
-        raise CliError("the spec trains on text; `outlast plan` shows how much there is")
-    rows = _shown(checked.spec, found)
+    if found is None:
+        raise CliError("the spec has a script, which reads data of its own")
+    if isinstance(found, Source):
+        rows = [_of_text(checked.spec, found)]
+    else:
+        rows = _shown(checked.spec, found)
     if json:
         output.print_json({"sources": rows})
         return
@@ -251,6 +257,24 @@ def _shown(spec: JobSpec, found: TokenSources) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _of_text(spec: JobSpec, found: Source) -> dict[str, Any]:
+    """What `trainer.data` makes of text: blocks are held out, the rest is one row of tokens."""
+    from outlast.rules.data import split_sizes
+
+    train, _ = split_sizes(found.num_tokens, spec.data.validation_fraction)
+    # The last token of a sequence needs a successor.
+    sequences = (train - 1) // spec.model.seq_len
+    samples = spec.steps * spec.data.global_batch
+    return {
+        "source": found.name,
+        "documents": found.num_documents,
+        "tokens": found.num_tokens,
+        "sequences": sequences,
+        "samples": samples,
+        "epochs": samples / sequences,
+    }
 
 
 def _packed(packing: Packing | None) -> dict[str, Any]:

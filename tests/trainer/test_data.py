@@ -16,6 +16,7 @@ import torch
 
 from outlast.rules.data import split_sizes
 from outlast.sources import survey
+from tests.cli.running import outlast, outlast_json
 from trainer.core.batch import BatchPlan
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import Loader, Split
@@ -143,6 +144,42 @@ def test_the_standard_library_has_text() -> None:
     assert list(files) == sorted(files)
     assert any(path.name == "argparse.py" for path in files)
     assert not any("site-packages" in path.parts for path in files)
+
+
+def test_the_command_shows_what_is_trained_on_of_text(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name, size in (("a", 6000), ("b", 0), ("c", 6000), ("d", 6000)):
+        (folder / f"{name}.txt").write_text("x" * size)
+    spec = tmp_path / "job.yaml"
+    spec.write_text(
+        f"name: a\nsteps: 50\nmodel: {{seq_len: 16}}\n"
+        f"data: {{source: {folder}, validation_fraction: 0.1, global_batch: 8}}\n"
+    )
+    for max_bytes, documents in (
+        (None, 3),
+        (18000, 3),
+        (12001, 3),
+        (12000, 2),
+        (6001, 2),
+        (5000, 1),
+    ):
+        given = () if max_bytes is None else ("--set", f"data.max_bytes={max_bytes}")
+        (row,) = outlast_json("data", "show", str(spec), *given)["sources"]
+        files = prepare(tmp_path / "data", replace(options(folder), max_bytes=max_bytes))
+        dataset = TokenDataset(files.train, seq_len=16)
+        assert row == {
+            "source": str(folder),
+            "documents": documents,
+            "tokens": files.train_tokens + files.validation_tokens,
+            "sequences": dataset.num_samples,
+            "samples": 400,
+            "epochs": 400 / dataset.num_samples,
+        }
+    shown = outlast("data", "show", str(spec))
+    assert shown.returncode == 0
+    assert "DOCUMENTS" in shown.stdout
+    assert "18,000" in shown.stdout
 
 
 def test_a_missing_source_and_too_little_text_are_explained(tmp_path: Path) -> None:
