@@ -169,12 +169,31 @@ def _check_text(name: str, files: Sequence[Path]) -> None:
             raise ValueError(f"{which} not text but {kind}")
 
 
+def check_block(path: Path, at: int, block: bytes) -> None:
+    """Refuse a part of a text file, read from byte `at` on, that is no text.
+
+    `survey` looks into the beginnings of some files alone; this is for who reads all.
+
+    Raises:
+        ValueError: naming the file, and the first zero byte.
+    """
+    kind = _kind_by_beginning(block) if at == 0 else None
+    if kind is None and (zero := block.find(b"\0")) >= 0:
+        kind = (
+            f"a binary file: byte {at + zero:,} is zero; leave it out, or take out what is no text"
+        )
+    if kind is not None:
+        raise ValueError(f"{path} is not text but {kind}")
+
+
 def _binary_kind(sample: bytes) -> str | None:
-    for beginning, kind in _BEGINNINGS.items():
-        if sample.startswith(beginning):
-            return kind
     # No text in UTF-8 or in an older 8-bit encoding has one.
-    return "a binary file: it has zero bytes" if b"\0" in sample else None
+    zeros = "a binary file: it has zero bytes" if b"\0" in sample else None
+    return _kind_by_beginning(sample) or zeros
+
+
+def _kind_by_beginning(sample: bytes) -> str | None:
+    return next((kind for first, kind in _BEGINNINGS.items() if sample.startswith(first)), None)
 
 
 def _checked(source: Source) -> Source:

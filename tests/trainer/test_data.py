@@ -14,10 +14,14 @@ import numpy as np
 import pytest
 import torch
 
+from outlast import sources
+from outlast.cli.errors import ExitCode
 from outlast.rules.data import split_sizes
 from outlast.sources import survey
 from tests.cli.running import outlast, outlast_json
 from trainer.core.batch import BatchPlan
+from trainer.data.corpus import long_text
+from trainer.data.corpus.tokenizer import load
 from trainer.data.dataset import TokenDataset
 from trainer.data.loader import Loader, Split
 from trainer.data.prepare import DataOptions, prepare
@@ -137,6 +141,36 @@ def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes, kind: str) -
         survey(str(path), None)
     with pytest.raises(ValueError, match=rf"holds three\.txt, which is not text but {kind}"):
         prepare(tmp_path / "data", options(folder))
+
+
+@pytest.mark.parametrize("at", [8000, (1 << 20) + 5])
+def test_what_is_no_text_further_on_is_refused_when_it_is_read(tmp_path: Path, at: int) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"x" * at + b"\0" + b"x" * 100)
+    survey(str(path), None)
+    data = replace(options(path), max_bytes=None)
+    with pytest.raises(ValueError, match=rf"a\.txt is not text but .*: byte {at:,} is zero"):
+        prepare(tmp_path / "data", data)
+    # What a limit leaves out is not read.
+    prepare(tmp_path / "data", replace(data, max_bytes=at))
+    with pytest.raises(ValueError, match=rf"a\.txt is not text but .*: byte {at:,} is zero"):
+        list(long_text.pieces(path, load("byte")))
+    done = outlast(
+        *("data", "prepare", str(path), "--processes", "1", "--output"), str(tmp_path / "o")
+    )
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert f"byte {at:,} is zero; leave it out" in done.stderr
+
+
+def test_files_that_were_not_looked_into_are_refused_when_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_MAX_SAMPLED", 1)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("text " * 1000)
+    (tmp_path / "texts" / "b.txt").write_bytes(b"%PDF-1.7 and more")
+    with pytest.raises(ValueError, match=r"b\.txt is not text but a PDF; extract its text"):
+        prepare(tmp_path / "data", options(tmp_path / "texts"))
 
 
 def test_the_standard_library_has_text() -> None:

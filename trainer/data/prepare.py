@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from outlast.rules.data import PYTHON_STDLIB, block_tokens
-from outlast.sources import Source, survey
+from outlast.sources import Source, check_block, survey
 
 FORMAT_VERSION = 1
 # Of the text that is in memory at once.
@@ -64,7 +64,8 @@ def prepare(data_dir: Path, options: DataOptions) -> TokenFiles:
     """The token files for `options`, made now if `data_dir` does not have them yet.
 
     Raises:
-        ValueError: the source does not exist or holds no text.
+        ValueError: the source does not exist, holds no text, or a file of it has something else
+            behind its beginning.
     """
     folder = data_dir / _key(options)
     if not (folder / "meta.json").exists():
@@ -149,8 +150,13 @@ def _write_splits(
 def _read(source: Source) -> Iterator[memoryview]:
     left = source.num_tokens
     for path in source.files:
+        at = 0
         with path.open("rb") as file:
             while left > 0 and (text := file.read(min(left, _PIECE_BYTES))):
+                # The text that ships with Python is what it is.
+                if source.name != PYTHON_STDLIB:
+                    check_block(path, at, text)
+                at += len(text)
                 left -= len(text)
                 yield memoryview(text)
 

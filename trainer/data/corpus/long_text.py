@@ -18,6 +18,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from outlast.sources import check_block
 from trainer.data.corpus.tokenizer_type import Tokenizer
 
 # Enough for a thread to be busy for a while, and few enough that a batch has several.
@@ -47,6 +48,7 @@ def pieces(path: Path, tokenizer: Tokenizer) -> Iterator[Piece]:
 
     Raises:
         OSError: it cannot be read.
+        ValueError: it is no text.
     """
     before, num_ids_before, waiting, num_bytes = "", 0, "", 0
     for text, num_read in _read(path):
@@ -74,8 +76,11 @@ def encoded(batch: list[Piece], tokenizer: Tokenizer) -> Iterator[NDArray[Any]]:
 
 def _read(path: Path) -> Iterator[tuple[str, int]]:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    at = 0
     with path.open("rb") as file:
         while block := file.read(_READ_BYTES):
+            check_block(path, at, block)
+            at += len(block)
             yield decoder.decode(block), len(block)
     yield decoder.decode(b"", final=True), 0
 
