@@ -16,10 +16,15 @@ from checkpoint.hf.family import Family
 
 # Well-known architectures that are refused, and what of them we lack or have not mapped.
 LACKING: Mapping[str, str] = {
+    "deepseek_v2": "latent attention",
     "deepseek_v3": "latent attention",
+    "dots1": "a router of sigmoids, whose scores are corrected",
+    "ernie4_5_moe": "a router whose scores are corrected",
     "gemma3": "an encoder of images",
+    "glm4_moe": "a router of sigmoids, whose scores are corrected",
     "gpt_oss": "attention sinks",
     "llama4_text": "attention in chunks",
+    "nemotron_h": "layers with a state",
     "qwen3_next": "linear attention",
     "t5": "an encoder",
 }

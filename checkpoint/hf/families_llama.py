@@ -5,6 +5,7 @@ from __future__ import annotations
 from checkpoint.hf import options
 from checkpoint.hf.family import (
     ATTENTION_BIAS,
+    GRANITE_SCALES,
     HEAD_DIM,
     LAYER_EPS,
     MLP_BIAS,
@@ -26,6 +27,7 @@ from checkpoint.hf.tensors import (
     glm4_rules,
     glm_rules,
     llama_rules,
+    nemotron_rules,
     olmo2_rules,
     phi3_rules,
     phi_rules,
@@ -77,10 +79,6 @@ _PARALLEL_RESIDUAL = Option(
 
 def _gemma_scale(fields: Fields) -> Fields:
     return {"embedding_scale": fields["hidden"] ** 0.5}
-
-
-def _inverse(value: float) -> float:
-    return 1.0 / value
 
 
 def _phi3_scaling(fields: Fields) -> Fields:
@@ -214,19 +212,7 @@ LLAMA_FAMILIES = (
     Family(
         name="granite",
         architecture="GraniteForCausalLM",
-        options=(
-            *(*_LLAMA, MLP_BIAS),
-            Option(theirs="embedding_multiplier", ours="embedding_scale", missing=1.0),
-            Option(theirs="residual_multiplier", ours="residual_scale", missing=1.0),
-            Option(theirs="attention_multiplier", ours="attention_scale", missing=1.0),
-            Option(
-                theirs="logits_scaling",
-                ours="logit_scale",
-                missing=1.0,
-                read=_inverse,
-                write=_inverse,
-            ),
-        ),
+        options=(*_LLAMA, MLP_BIAS, *GRANITE_SCALES),
         fixed=RMS,
         rules=llama_rules,
     ),
@@ -284,6 +270,17 @@ LLAMA_FAMILIES = (
         rules=starcoder2_rules,
         windows="all",
         derived=lambda fields: {"mlp_bias": fields["attention_bias"]},
+    ),
+    Family(
+        name="nemotron",
+        architecture="NemotronForCausalLM",
+        options=(
+            *(*SHAPE, HEAD_DIM, ATTENTION_BIAS, MLP_BIAS, tied(False), plain("relu2")),
+            Option(theirs="norm_eps", ours="norm_eps", missing=1e-5),
+        ),
+        fixed={"norm_weight": "one_plus"},
+        rules=nemotron_rules,
+        rope_fraction=0.5,
     ),
     Family(
         name="phi",

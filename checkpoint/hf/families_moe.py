@@ -7,6 +7,7 @@ from functools import partial
 from checkpoint.hf import options
 from checkpoint.hf.family import (
     ATTENTION_BIAS,
+    GRANITE_SCALES,
     HEAD_DIM,
     RMS,
     RMS_EPS,
@@ -17,7 +18,7 @@ from checkpoint.hf.family import (
     tied,
 )
 from checkpoint.hf.options import Config, Fields, Mixed, Option
-from checkpoint.hf.tensors_moe import mixtral_rules, qwen_moe_rules
+from checkpoint.hf.tensors_moe import granite_moe_rules, mixtral_rules, qwen_moe_rules
 from outlast.model import ModelSpec
 
 # Of Qwen 3 there are files with either.
@@ -59,6 +60,15 @@ def _write_mixtral(model: ModelSpec) -> Fields:
         "num_experts_per_tok": model.moe.experts_per_token,
         **_write_losses(model),
     }
+
+
+def _read_granite(config: Config) -> Fields:
+    moe = _read_mixtral(config)["moe"]
+    return {"moe": {**moe, "shared_ffn_hidden": config.get("shared_intermediate_size", 0)}}
+
+
+def _write_granite(model: ModelSpec) -> Fields:
+    return {**_write_mixtral(model), "shared_intermediate_size": model.moe.shared_ffn_hidden}
 
 
 def _read_qwen(config: Config, *, number: int, per_token: int, shared: int) -> Fields:
@@ -116,6 +126,7 @@ _QWEN_NAMES = (
     *("decoder_sparse_step", "mlp_only_layers", *_LOSSES),
 )
 
+_GRANITE_NAMES = ("num_local_experts", "num_experts_per_tok", "shared_intermediate_size")
 
 MOE_FAMILIES = (
     Family(
@@ -134,6 +145,22 @@ MOE_FAMILIES = (
         rules=mixtral_rules,
         rope_theta=1_000_000.0,
         windows="all",
+    ),
+    Family(
+        name="granitemoeshared",
+        architecture="GraniteMoeSharedForCausalLM",
+        options=(
+            *(*SHAPE, RMS_EPS, HEAD_DIM, ATTENTION_BIAS, tied(False), gate(), *GRANITE_SCALES),
+        ),
+        mixed=(
+            Mixed(
+                theirs=(*_GRANITE_NAMES, *_LOSSES),
+                read=_read_granite,
+                write=_write_granite,
+            ),
+        ),
+        fixed={**RMS, "mlp_bias": False},
+        rules=granite_moe_rules,
     ),
     Family(
         name="qwen2_moe",

@@ -96,6 +96,19 @@ GPT_SHAPE = (
     INIT,
     Option(theirs="layer_norm_epsilon", ours="norm_eps", missing=1e-5),
 )
+# Factors of Granite's models, of which one divides.
+GRANITE_SCALES = (
+    Option(theirs="embedding_multiplier", ours="embedding_scale", missing=1.0),
+    Option(theirs="residual_multiplier", ours="residual_scale", missing=1.0),
+    Option(theirs="attention_multiplier", ours="attention_scale", missing=1.0),
+    Option(
+        theirs="logits_scaling",
+        ours="logit_scale",
+        missing=1.0,
+        read=lambda divisor: 1.0 / divisor,
+        write=lambda scale: 1.0 / scale,
+    ),
+)
 RMS = {"norm": "rmsnorm"}
 UNBIASED = {"attention_bias": False, "mlp_bias": False}
 

@@ -26,7 +26,8 @@ class Rule:
     one after another, group by group of heads, or as planes of a new first dimension.
     With `columns` what is said of rows is meant of the columns of both.
     Ours has zeros below, up to `padded_rows`. `stacked` planes of so many experts have a
-    dimension for the expert in front.
+    dimension for the expert in front. Of `inner_planes` theirs has the rows one after another in
+    its second dimension, in front of which ours has one for the plane.
     """
 
     ours: str
@@ -40,6 +41,7 @@ class Rule:
     padded_rows: int | None = None
     merged: tuple[tuple[int, ...], ...] | None = None
     stacked: int | None = None
+    inner_planes: int | None = None
 
     def to_ours(self, found: Mapping[str, Tensor]) -> Tensor:
         """Our tensor. Raises ValueError where a shape is not what the rule says."""
@@ -56,6 +58,8 @@ class Rule:
         if self.merged is not None:
             pieces = tuple(torch.cat([pieces[number] for number in each]) for each in self.merged)
         joined = self._join(pieces)
+        if self.inner_planes is not None:
+            joined = torch.unflatten(joined, 1, (self.inner_planes, -1))
         if self.padded_rows is not None:
             padding = joined.new_zeros(self.padded_rows - joined.shape[0], *joined.shape[1:])
             joined = torch.cat((joined, padding))
@@ -64,6 +68,8 @@ class Rule:
     def to_theirs(self, ours: Tensor) -> dict[str, Tensor]:
         """Their tensors, by name."""
         whole = ours.t() if self.columns else ours
+        if self.inner_planes is not None:
+            whole = whole.flatten(1, 2)
         parts = torch.split(torch.cat(self._apart(self._cut(whole))), list(self.rows))
         return {
             name: (part.t() if self.transposed != self.columns else part).contiguous()

@@ -101,6 +101,16 @@ def phi3_rules(model: ModelSpec) -> Iterator[Rule]:
 
 def starcoder2_rules(model: ModelSpec) -> Iterator[Rule]:
     """StarCoder 2: Llama's names around an MLP without a gate."""
+    yield from _ungated_rules(model, "c_fc", "c_proj")
+
+
+def nemotron_rules(model: ModelSpec) -> Iterator[Rule]:
+    """Nemotron: Llama's names, of which there is no gate."""
+    yield from _ungated_rules(model, "up_proj", "down_proj")
+
+
+def _ungated_rules(model: ModelSpec, up: str, down: str) -> Iterator[Rule]:
+    """`up` and `down` are the names of the MLP's matrices."""
     yield table(model, "tokens.weight", "model.embed_tokens.weight")
     yield from norm(model, "norm", "model.norm")
     if not model.tied_embeddings:
@@ -111,8 +121,8 @@ def starcoder2_rules(model: ModelSpec) -> Iterator[Rule]:
         yield from _attention(model, f"{ours}.attention", f"{theirs}.self_attn")
         yield from norm(model, f"{ours}.mlp_norm", f"{theirs}.post_attention_layernorm")
         for part in ("weight", "bias") if model.mlp_bias else ("weight",):
-            yield copied(f"{ours}.mlp.up.{part}", f"{theirs}.mlp.c_fc.{part}", model.mlp_hidden)
-            yield copied(f"{ours}.mlp.down.{part}", f"{theirs}.mlp.c_proj.{part}", model.hidden)
+            yield copied(f"{ours}.mlp.up.{part}", f"{theirs}.mlp.{up}.{part}", model.mlp_hidden)
+            yield copied(f"{ours}.mlp.down.{part}", f"{theirs}.mlp.{down}.{part}", model.hidden)
 
 
 def phi_rules(model: ModelSpec) -> Iterator[Rule]:

@@ -29,6 +29,11 @@ _WIDE_HEADS = {"head_dim": 12}
 _EXPERT_NAMES = ("gate_proj", "up_proj", "down_proj")
 # Names that files have, where those in memory are others.
 _SAVED_AS = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
+_GRANITE_EXPERTS = {
+    "block_sparse_moe.router.weight": "block_sparse_moe.router.layer.weight",
+    "block_sparse_moe.experts.gate_up_proj": "block_sparse_moe.input_linear.weight",
+    "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear.weight",
+}
 
 
 def _rope(kind: str, **others: Any) -> dict[str, Any]:
@@ -149,6 +154,22 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Starcoder2ForCausalLM",
         "Starcoder2Config",
         {**_SHAPE, "sliding_window": WINDOW},
+    ),
+    "nemotron": (
+        "NemotronForCausalLM",
+        "NemotronConfig",
+        {**_SHAPE, **_rope("default", partial_rotary_factor=0.5)},
+    ),
+    "nemotron-with-biases": (
+        "NemotronForCausalLM",
+        "NemotronConfig",
+        {
+            **_SHAPE,
+            **_WIDE_HEADS,
+            **_rope("linear", factor=4.0, partial_rotary_factor=0.5),
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
     ),
     "phi-of-rules": (
         "PhiForCausalLM",
@@ -280,6 +301,23 @@ CONFIGS |= {
             "router_aux_loss_coef": 0.05,
         },
     ),
+    # A shared expert without a gate, and all experts of a layer in one tensor.
+    "granite-moe": (
+        "GraniteMoeSharedForCausalLM",
+        "GraniteMoeSharedConfig",
+        {
+            **_SHAPE,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 24,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 8.0,
+            "output_router_logits": True,
+            "router_aux_loss_coef": 0.05,
+        },
+    ),
     "qwen2-moe": (
         "Qwen2MoeForCausalLM",
         "Qwen2MoeConfig",
@@ -390,6 +428,9 @@ def _experts_apart(family: str, found: Mapping[str, Any]) -> Iterator[tuple[str,
     """Experts are tensors of their own in files, and one in memory."""
     gate, up, down = ("w1", "w3", "w2") if family == "mixtral" else _EXPERT_NAMES
     for name, tensor in found.items():
+        if family == "granitemoeshared":
+            for in_memory, in_file in _GRANITE_EXPERTS.items():
+                name = name.replace(in_memory, in_file)
         if family == "mixtral":
             name = name.replace(".mlp.", ".block_sparse_moe.")
         if name.endswith("experts.gate_up_proj"):

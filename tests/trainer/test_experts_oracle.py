@@ -1,9 +1,9 @@
 """Mixture of experts among replicas trains as `transformers` does, and changes its layout.
 
-Three steps of AdamW in fp32, with Mixtral's loss of the router and Qwen2-MoE's shared expert, on
-every layout of at most eight ranks that divides experts among one, two or four of them.
-`test_oracles` holds single gradients of the same layouts to `transformers`, `test_experts` others
-to one rank.
+Three steps of AdamW in fp32, with Mixtral's loss of the router and shared experts with and without
+a gate, on every layout of at most eight ranks that divides experts among one, two or four of them.
+`test_oracles` holds single gradients of such layouts to `transformers`, `test_experts` others to
+one rank.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "ep4-pp2": {"pp": 2, "dp": 4, "ep": 4, "zero": {"level": 1}},
 }
 RUNS = [f"mixtral@{name}" for name in LAYOUTS]
-RUNS += [f"qwen2-moe@{name}" for name in ("ep2-tp2-pp2", "ep4")]
+RUNS += [
+    f"{model}@{name}" for model in ("granite-moe", "qwen2-moe") for name in ("ep2-tp2-pp2", "ep4")
+]
 
 
 @pytest.fixture(scope="module")

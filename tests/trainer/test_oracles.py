@@ -44,7 +44,7 @@ RUNS_OF_CONFIGS = {
 AT_ONCE = 6
 
 # Numbers of experts that two and four ranks divide.
-WITH_EXPERTS = ("mixtral", "qwen2-moe")
+WITH_EXPERTS = ("mixtral", "granite-moe", "qwen2-moe")
 # Experts among replicas: what comes from another one, and whose gradients are summed where.
 RUNS_OF_EXPERTS = {
     "ep1-pp2": Run(layout=Layout(pp=2, dp=2)),
