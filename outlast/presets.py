@@ -76,7 +76,8 @@ class _Family:
 _GPT2 = _Family(source="Radford 2019", common={"vocab_size": 50257, "seq_len": 1024})
 # GPT-2's vocabulary, padded to a multiple of 1024 = 128 x 8 tensor ranks.
 _MEGATRON = _Family(source="arXiv 1909.08053", common={"vocab_size": 51200, "seq_len": 1024})
-# Norms before attention and MLP, which let it grow; BERT's vocabulary of 30,522, padded.
+# Norms before attention and MLP, which let it grow; BERT's vocabulary of 30,522, padded; and the
+# order of two parts predicted, as it is there unless --bert-no-binary-head is given.
 _MEGATRON_BERT = _Family(
     source="arXiv 1909.08053",
     common={
@@ -84,6 +85,7 @@ _MEGATRON_BERT = _Family(
         "seq_len": 512,
         "attention": "bidirectional",
         "segments": 2,
+        "sentence_order": True,
         "head_transform": True,
         "head_bias": True,
     },

@@ -37,7 +37,7 @@ PRINTED = {
     "megatron-2.5b": "2.5",
     "megatron-4.2b": "4.2",
     "megatron-8.3b": "8.3",
-    "bert-336m": "0.34",
+    "bert-336m": "0.336",
     "bert-1.3b": "1.3",
     "bert-3.9b": "3.9",
     "ptd-1.7b": "1.7",
@@ -65,7 +65,10 @@ PRINTED = {
 def spec_of(**model: object) -> JobSpec:
     document: dict[str, object] = {"name": "preset", "model": model}
     if "bert" in str(model["preset"]):
-        document["data"] = {"masked": {"fraction": 0.15, "mask_token": 103}}
+        document["data"] = {
+            "masked": {"fraction": 0.15, "mask_token": 103, "never": [101, 102]},
+            "sentence_order": {"cls_token": 101, "sep_token": 102},
+        }
     return parse_spec(document)
 
 
