@@ -105,9 +105,17 @@ def resolved_lines(spec: JobSpec, written: Mapping[str, str]) -> list[str]:
         value: object = spec
         for name in field.split("."):
             value = getattr(value, name)
-        meant = " ".join(value) if isinstance(value, tuple | dict) else value
-        found.append(f"{field}: {given} is {meant}")
+        found.append(f"{field}: {given} is {_meant(field, value)}")
     return found
+
+
+def _meant(field: str, value: object) -> object:
+    if isinstance(value, tuple):
+        return " ".join(value)
+    if not isinstance(value, dict):
+        return value
+    # A blend has its paths as names, held-out sets have theirs behind the names of sets.
+    return ", ".join(value.values() if field == "data.validation_tokens" else value)
 
 
 def _secrets(spec: JobSpec) -> list[str]:

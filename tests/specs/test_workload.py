@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from outlast.cli.errors import CliError
-from outlast.cli.places import Nodes
+from outlast.cli.places import Nodes, resolved_lines
 from outlast.cli.specfile import load_spec
 from outlast.problems import SpecError
 from outlast.rules.workload import MAX_SIZES, script_index, smaller_sizes
@@ -214,6 +214,15 @@ def test_an_interpreter_is_found_from_any_folder(python: str, found: str) -> Non
     resolved, written = resolve_places(given, Path("/home/me"))
     assert resolved["workload"] == {"command": [found, "/home/me/train.py"], "python": found}
     assert written.get("workload.python") == (None if python == found else python)
+
+
+def test_what_relative_paths_of_tokens_mean_is_said_by_their_paths() -> None:
+    data = {"tokens": {"web": 2, "books": 1}, "validation_tokens": {"law": "a", "code": "b"}}
+    document, written = resolve_places({"name": "a", "data": data}, Path("/home/me"))
+    assert resolved_lines(JobSpec.model_validate(document), written) == [
+        "data.tokens: web, books is /home/me/web, /home/me/books",
+        "data.validation_tokens: a, b is /home/me/a, /home/me/b",
+    ]
 
 
 @pytest.mark.parametrize(

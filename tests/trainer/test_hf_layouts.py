@@ -28,6 +28,9 @@ from tests.trainer.jobs_families import save_what_is_loaded
 from tests.trainer.ranks import RankPool
 from tests.trainer.resuming import upload_all
 
+# The first test waits for all models.
+pytestmark = pytest.mark.timeout(1200)
+
 SEQUENCES, LAYOUT = 4, {"tp": 2, "pp": 2, "micro_batch": 2}
 # A quarter of the rows is padding, all of it on the second tensor rank.
 VOCAB_MULTIPLE = 128

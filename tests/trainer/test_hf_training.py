@@ -17,6 +17,9 @@ from tests.trainer.hf_models import CONFIGS
 from tests.trainer.ranks import RankPool
 from tests.trainer.resuming import steps_of
 
+# The first test waits for all models.
+pytestmark = pytest.mark.timeout(1200)
+
 SEQUENCES, LAYOUT = 4, {"tp": 2, "pp": 2}
 
 
