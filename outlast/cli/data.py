@@ -69,6 +69,12 @@ _Processes = Annotated[
 ]
 
 
+_Check = Annotated[
+    bool,
+    typer.Option("--check", help="Read all tokens, and fail if an id is beyond model.vocab_size."),
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     group = Commands(no_args_is_help=True, help="Files of tokens, which data.tokens trains on.")
@@ -193,7 +199,12 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def show(spec: SpecFile, set_: Assignments = [], json: Json = False) -> None:  # noqa: B006
+def show(
+    spec: SpecFile,
+    set_: Assignments = [],  # noqa: B006
+    check: _Check = False,
+    json: Json = False,
+) -> None:
     """Show what a spec trains on: documents, tokens, and how often each source is passed over.
 
     Of text each file that is read is a document, and each byte a token.
@@ -212,6 +223,8 @@ def show(spec: SpecFile, set_: Assignments = [], json: Json = False) -> None:  #
     if isinstance(found, Source):
         rows = [_of_text(checked.spec, found)]
     else:
+        if check:
+            _check_whole(checked.spec)
         rows = _shown(checked.spec, found)
     if json:
         output.print_json({"sources": rows})
@@ -219,6 +232,22 @@ def show(spec: SpecFile, set_: Assignments = [], json: Json = False) -> None:  #
     is_packed = checked.spec.data.packing == "whole"
     header = (*_HEADER, *_PACKED_HEADER) if is_packed else _HEADER
     output.print_table(header, [_cells(row) for row in rows], empty="")
+
+
+def _check_whole(spec: JobSpec) -> None:
+    """Read all tokens that the spec names; exit with bad input at an id beyond its vocabulary."""
+    from outlast.remote.files import PATIENCE_S, files_of_command
+    from outlast.tokens.files import open_source
+    from outlast.tokens.fit import token_places
+    from outlast.tokens.whole import beyond_vocabulary, first_beyond
+
+    size = spec.model.vocab_size
+    with files_of_command(spec.data.cache_bytes, patience_s=PATIENCE_S) as files:
+        for field, name in token_places(spec):
+            source = open_source(name, files.open)
+            for file in filter(None, (source.train, source.validation)):
+                if (found := first_beyond(file, size)) is not None:
+                    raise CliError(f"{field}: {beyond_vocabulary(file.name, *found, size)}")
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outlast.errors import SettingError
 from outlast.tokens.files import TokenFile
 from outlast.tokens.remote_file import RemoteTokens
+from outlast.tokens.whole import beyond_vocabulary
 from trainer.parallel.pipeline import MicroBatch
 
 NO_TARGET = -1
@@ -113,13 +115,13 @@ class BlendDataset:
         """Tokens and targets of samples, given by source and number, each [S, B] int64.
 
         Raises:
-            ValueError: an id is beyond the vocabulary. Files are looked into before the start,
-                but not read to their end.
+            SettingError: an id is beyond the vocabulary. Files are looked into before the start,
+                but not read to their end. To try again would not help.
         """
         read = [self._sources[source].row(sample) for source, sample in samples]
         rows = np.stack([each.tokens for each in read])
         if rows.min() < 0 or rows.max() >= self._vocab_size:
-            raise ValueError(self._beyond(rows, samples))
+            raise SettingError(f"data: {self._beyond(rows, samples)}")
         tokens, targets = _shifted(rows)
         unpredicted = np.stack([each.unpredicted for each in read])
         # Not in place: of one sequence tokens and targets are parts of the same memory.
@@ -150,12 +152,12 @@ class BlendDataset:
     def _beyond(self, rows: np.ndarray, samples: Sequence[tuple[int, int]]) -> str:
         is_wrong = (rows < 0) | (rows >= self._vocab_size)
         row = int(is_wrong.any(axis=1).argmax())
+        at = int(is_wrong[row].argmax())
         source, sample = samples[row]
-        return (
-            f"data.tokens: {self._sources[source].name} has the id {rows[row][is_wrong[row]][0]} "
-            f"in sequence {sample}, beyond model.vocab_size = {self._vocab_size}; it was made "
-            "with another tokenizer, or is damaged"
-        )
+        rows_of = self._sources[source]
+        # Padding is of the vocabulary: what is wrong lies in the part of the file.
+        place = rows_of.part(sample).start + at
+        return beyond_vocabulary(rows_of.name, place, int(rows[row][at]), self._vocab_size)
 
 
 def _predicted(targets: Tensor) -> int:

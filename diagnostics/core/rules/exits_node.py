@@ -53,6 +53,9 @@ NODE: tuple[ExitRule, ...] = (
             "the model section that saved it",
             "outlast.errors.SettingError: data: s3://corpora/web/train.bin has changed since this "
             "attempt began: it is gone; put back what the job began with",
+            "outlast.errors.SettingError: data: /data/web.bin has the id 50300 as token 1840022 "
+            "(counted from 0), beyond model.vocab_size = 50257; allowed: 0 to 50256. It was made "
+            "with another tokenizer, or is damaged",
         ),
         misses=(
             # Of the job's own checkpoint, which has the job's model.
