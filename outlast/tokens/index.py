@@ -222,13 +222,18 @@ class TokenWriter:
         """`name` is the path of both files without their endings."""
         self._name = name
         self._type = np.dtype(token_type).newbyteorder("<")
+        self._largest = int(np.iinfo(self._type).max)
         self._code = _CODES[token_type]
         self._lengths = _Numbers("<i4")
         self._sequences = _Numbers("<i8")
         self._file: BinaryIO = name.with_name(f"{name.name}.bin").open("wb")
 
     def add(self, *parts: NDArray[Any]) -> None:
-        """Write one document of one token at least; each part of it is a sequence."""
+        """Write one document of one token at least; each part of it is a sequence.
+
+        Raises:
+            ValueError: an id is beyond the type.
+        """
         self._sequences.append([len(self._lengths)])
         for tokens in parts:
             self._write(tokens)
@@ -245,6 +250,11 @@ class TokenWriter:
             self._add_sequence(count)
 
     def _write(self, tokens: NDArray[Any]) -> None:
+        if len(tokens) and not (tokens.min() >= 0 and tokens.max() <= self._largest):
+            raise ValueError(
+                f"{self._name}: ids from {tokens.min()} to {tokens.max()}; allowed in "
+                f"{self._type.name}: 0 to {self._largest}"
+            )
         self._file.write(tokens.astype(self._type, copy=False).tobytes())
 
     def _add_sequence(self, count: int) -> None:

@@ -114,6 +114,14 @@ def test_what_we_write_has_the_bytes_of_megatrons(tmp_path: Path) -> None:
     assert index.documents.tolist() == other.documents[:4].tolist()
 
 
+@pytest.mark.parametrize("id", [-1, 2**16])
+def test_an_id_beyond_the_type_is_refused(tmp_path: Path, id: int) -> None:
+    writer = TokenWriter(tmp_path / "a", "uint16")
+    with pytest.raises(ValueError, match="allowed in uint16: 0 to 65535"):
+        writer.add(np.array([5, id]))
+    writer.close()
+
+
 @pytest.mark.parametrize("size", [0, 5, 20, 34, 100])
 def test_a_truncated_index_is_refused(tmp_path: Path, size: int) -> None:
     path = tmp_path / "cut.idx"

@@ -127,6 +127,20 @@ def test_an_interrupted_run_goes_on_and_ends_alike(
         assert (tmp_path / "cut" / split).read_bytes() == (tmp_path / "whole" / split).read_bytes()
 
 
+def test_ids_with_gaps_are_kept(tmp_path: Path) -> None:
+    """The largest id says how large a vocabulary is, and not how many there are."""
+    tokenizers = pytest.importorskip("tokenizers", reason="test_every_document... takes bytes")
+    library = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"[UNK]": 0, "a": 1, "b": 70_000}, unk_token="[UNK]")
+    )
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    library.save(str(tmp_path / "tokenizer.json"))
+    asked = order(lines(tmp_path / "a.jsonl", ["a b b a"]), tokenizer=str(tmp_path), fraction=0)
+    made = run.prepare(tmp_path / "out", asked, num_processes=1, done=lambda *_: None)
+    assert (made.vocab_size, made.token_type) == (70_001, "int32")
+    assert open_source(str(tmp_path / "out")).train.tokens().tolist() == [1, 70_000, 70_000, 1]
+
+
 def test_texts_together_are_tokenised_as_each_by_itself(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="test_every_document... takes bytes")
     library = tokenizers.Tokenizer(tokenizers.models.BPE())

@@ -95,7 +95,8 @@ def _of_json(name: str, path: Path) -> Tokenizer:
 
     return Tokenizer(
         name=str(path.resolve()),
-        vocab_size=library.get_vocab_size(),
+        # Ids may have gaps, and then there are fewer than the largest says.
+        vocab_size=max(library.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         end_of_document=ends[0] if ends else None,
         encode=encode,
         encode_all=encode_all,
