@@ -12,10 +12,11 @@ import hashlib
 import json
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import islice
@@ -75,7 +76,7 @@ def prepare(folder: Path, order: Order, *, num_processes: int, done: Done) -> Ma
     parts = folder / PARTS
     _claim(folder, parts, order)
     with _alone(parts):
-        todo = []
+        todo: deque[int] = deque()
         for number, unit in enumerate(order.units):
             if (parts / str(number)).exists():
                 done(unit.num_bytes, 0)
@@ -89,7 +90,7 @@ def prepare(folder: Path, order: Order, *, num_processes: int, done: Done) -> Ma
 
 
 def _tokenize_all(
-    parts: Path, order: Order, todo: list[int], num_processes: int, done: Done
+    parts: Path, order: Order, todo: deque[int], num_processes: int, done: Done
 ) -> None:
     num_workers = max(1, min(num_processes, len(todo)))
     num_threads = max(1, num_processes // num_workers)
@@ -99,14 +100,15 @@ def _tokenize_all(
     pool = ProcessPoolExecutor(
         num_workers, context, initializer=_begin, initargs=(num_threads, counts)
     )
+    # A corpus may have a million files, and each is sent its own only.
+    options = replace(order, units=())
     running: set[Future[None]] = set()
     try:
         while todo or running:
-            # A few at a time: a corpus may have a million files.
             while todo and len(running) < 2 * num_workers:
-                number = todo.pop(0)
-                part = parts / str(number)
-                running.add(pool.submit(_tokenize, part, order, number, num_threads))
+                number = todo.popleft()
+                unit, part = order.units[number], parts / str(number)
+                running.add(pool.submit(_tokenize, part, options, unit, number, num_threads))
             ended, running = wait(running, _SHOW_S, return_when=FIRST_COMPLETED)
             for each in ended:
                 each.result()
@@ -156,15 +158,14 @@ def _begin(num_threads: int, counts: Counts) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = str(num_threads > 1).lower()
 
 
-def _tokenize(part: Path, order: Order, number: int, num_threads: int) -> None:
+def _tokenize(part: Path, options: Order, unit: Unit, number: int, num_threads: int) -> None:
     """One unit, in a process of its own."""
-    tokenizer = _loaded(order.tokenizer, num_threads)
-    fraction = Fraction(str(order.validation_fraction))
+    tokenizer = _loaded(options.tokenizer, num_threads)
+    fraction = Fraction(str(options.validation_fraction))
     partial = part.with_name(f"{part.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     writers = {split: TokenWriter(partial / split, tokenizer.token_type) for split in _SPLITS}
-    unit = order.units[number]
 
     def writer_of(place: int) -> TokenWriter:
         # The number of the unit moves the first: each may have few documents.
@@ -173,11 +174,11 @@ def _tokenize(part: Path, order: Order, number: int, num_threads: int) -> None:
         return writers["validation" if is_held_out else "train"]
 
     num_tokens = 0
-    is_text = is_text_file(unit, order.fields)
+    is_text = is_text_file(unit, options.fields)
     if is_text:
         writer_of(0).add_pieces(_text_encoded(Path(unit.path), tokenizer))
     else:
-        for place, parts in enumerate(_encoded(documents(unit, order.fields), tokenizer)):
+        for place, parts in enumerate(_encoded(documents(unit, options.fields), tokenizer)):
             if len(parts[-1]):
                 num_tokens += sum(map(len, parts))
                 writer_of(place).add(*parts)
