@@ -119,6 +119,19 @@ def test_where_no_place_is_good_a_piece_begins_as_a_document(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("small_pieces")
+def test_a_run_of_one_letter_looks_good_from_no_place(tmp_path: Path) -> None:
+    """Its tokens are of 2, 4 and 8 letters, which any even number of letters is made of."""
+    tokenizers = pytest.importorskip("tokenizers")
+    vocab = {"a": 0, "aa": 1, "aaaa": 2, "aaaaaaaa": 3, "x": 4}
+    merges = [("a", "a"), ("aa", "aa"), ("aaaa", "aaaa")]
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges))
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text("x" + "a" * 9000)
+    pieces = list(long_text.pieces(tmp_path / "a.txt", load(str(tmp_path))))
+    assert {piece.num_ids_before for piece in pieces} == {0}
+
+
+@pytest.mark.usefixtures("small_pieces")
 def test_bytes_that_are_no_text_are_replaced_as_in_the_whole(tmp_path: Path) -> None:
     content = random.Random(3).randbytes(20_000).replace(b"\0", b"\x80")
     (tmp_path / "a.txt").write_bytes(content)

@@ -261,21 +261,25 @@ def test_an_encoding_of_the_library_is_taken_from_its_cache_alone(
     assert re.search("no such encoding; allowed: gpt2, .*, o200k_base", refused("tiktoken:gpt9"))
 
 
-# A plug-in, as the library has its own encodings: what it names is in the cache already.
+# A plug-in, as the library has its own encodings: what it names is in the cache already, or here.
 URL = "https://example.invalid/tiny.tiktoken"
-PLUGIN = rf"""
+PLUGIN = r"""
 from tiktoken.load import load_tiktoken_bpe
 def tiny():
-    ranks, special = load_tiktoken_bpe("{URL}"), {{"<|endoftext|>": 500}}
+    ranks, special = load_tiktoken_bpe("URL"), {"<|endoftext|>": 500}
     return dict(name="tiny", pat_str=r"\s+|\S+", mergeable_ranks=ranks, special_tokens=special)
-ENCODING_CONSTRUCTORS = {{"tiny": tiny}}
+ENCODING_CONSTRUCTORS = {"tiny": tiny}
 """
 
 
-def test_the_command_takes_an_encoding_in_the_cache(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_the_command_takes_an_encoding_in_the_cache_or_of_a_file(
+    tmp_path: Path, is_cached: bool
+) -> None:
+    url = URL if is_cached else str(tmp_path / "tiny.tiktoken")
     (tmp_path / "tiktoken_ext").mkdir()
-    (tmp_path / "tiktoken_ext" / "tiny.py").write_text(PLUGIN)
-    ranks_file(tmp_path / hashlib.sha1(URL.encode()).hexdigest())
+    (tmp_path / "tiktoken_ext" / "tiny.py").write_text(PLUGIN.replace("URL", url))
+    ranks_file(tmp_path / hashlib.sha1(URL.encode()).hexdigest() if is_cached else Path(url))
     (tmp_path / "a.txt").write_text("the fox <|endoftext|>")
     # In a process of its own: the library looks for plug-ins once.
     done = outlast_process(
