@@ -7,10 +7,12 @@ one, last.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -84,21 +86,17 @@ def export_folder(
     config["dtype"] = str(dtype).removeprefix("torch.")
     saved = _Saved(source, read_manifest(source, step))
     groups = _grouped(rules_of(model, family), saved, file_bytes // dtype.itemsize)
-    _begin(target, _record(saved.manifest, config, file_bytes))
     files: dict[str, dict[str, int]] = {}
-    for number, group in enumerate(groups, start=1):
-        name = _weights_name(number, len(groups))
-        sizes = _written(target / name)
-        if not sizes:
-            sizes = _write(target / name, _read(saved, dtype, group))
-        files[name] = sizes
-        on_bytes(sum(sizes.values()))
-    size_bytes = sum(sum(sizes.values()) for sizes in files.values())
-    if len(files) > 1:
-        of_tensor = {tensor: name for name, sizes in files.items() for tensor in sizes}
-        index = {"metadata": {"total_size": size_bytes}, "weight_map": of_tensor}
-        (target / folders.INDEX).write_text(json.dumps(index, indent=2))
-    _end(target, config, like)
+    with _begun(target, _record(saved.manifest, config, file_bytes)):
+        for number, group in enumerate(groups, start=1):
+            name = _weights_name(number, len(groups))
+            sizes = _written(target / name)
+            if not sizes:
+                sizes = _write(target / name, _read(saved, dtype, group))
+            files[name] = sizes
+            on_bytes(sum(sizes.values()))
+        size_bytes = _write_index(target, files)
+        _end(target, config, like)
     return Exported(
         architecture=config["architectures"][0],
         step=step,
@@ -129,11 +127,22 @@ def type_of(like: Path | None, precision: str) -> str:
     return names.get(str(said)) or (precision if precision in DTYPES else "fp32")
 
 
+def begun_step(target: Path) -> int | None:
+    """The step of the export that was cut off in a folder, or is being done; None without one."""
+    try:
+        record = json.loads((target / RECORD).read_bytes() or b"{}")
+    except (FileNotFoundError, ValueError):
+        return None
+    step = record.get("step")
+    return step if isinstance(step, int) else None
+
+
 def _record(manifest: Manifest, config: dict[str, Any], file_bytes: int) -> bytes:
     """The same for calls that write the same files; another version may write others."""
     return canonical(
         {
             "exported_by": version("outlast"),
+            "step": manifest.step,
             "checkpoint": sha256(manifest.to_json()),
             "config": config,
             "file_bytes": file_bytes,
@@ -141,21 +150,39 @@ def _record(manifest: Manifest, config: dict[str, Any], file_bytes: int) -> byte
     )
 
 
-def _begin(target: Path, record: bytes) -> None:
-    """A new folder, or one in which the same was begun."""
-    partial_record = target / f"{RECORD}.partial"
-    there = set(target.iterdir()) - {partial_record} if target.exists() else set()
-    if target / RECORD in there:
-        if (target / RECORD).read_bytes() != record:
-            raise DamagedFolderError(
-                f"{target} has the beginning of another export; delete it, or give another folder"
-            )
-        return
-    if there:
+@contextmanager
+def _begun(target: Path, record: bytes) -> Iterator[None]:
+    """A new folder, or one in which the same was begun; no other process works in it meanwhile."""
+    path = target / RECORD
+    if not path.exists() and target.exists() and any(target.iterdir()):
         raise DamagedFolderError(f"{target} is not empty")
     target.mkdir(parents=True, exist_ok=True)
-    partial_record.write_bytes(record)
-    partial_record.rename(target / RECORD)
+    with path.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DamagedFolderError(f"another process exports into {target}") from error
+        file.seek(0)
+        found = file.read()
+        # One that was cut off within its first line has written nothing else.
+        if found != record and not record.startswith(found):
+            raise DamagedFolderError(
+                f"{target} has the beginning of another export, of step {begun_step(target)}; "
+                "delete it, or give another folder"
+            )
+        file.write(record[len(found) :])
+        file.flush()
+        yield
+
+
+def _write_index(target: Path, files: Mapping[str, Mapping[str, int]]) -> int:
+    """Say which tensor is in which file, where there are several; the bytes of all of them."""
+    size_bytes = sum(sum(sizes.values()) for sizes in files.values())
+    if len(files) > 1:
+        of_tensor = {tensor: name for name, sizes in files.items() for tensor in sizes}
+        index = {"metadata": {"total_size": size_bytes}, "weight_map": of_tensor}
+        (target / folders.INDEX).write_text(json.dumps(index, indent=2))
+    return size_bytes
 
 
 def _end(target: Path, config: dict[str, Any], like: Path | None) -> None:
@@ -163,7 +190,7 @@ def _end(target: Path, config: dict[str, Any], like: Path | None) -> None:
         if like is not None and (like / name).exists():
             shutil.copyfile(like / name, target / name)
     (target / folders.CONFIG).write_text(json.dumps(config, indent=2))
-    (target / RECORD).unlink()
+    (target / RECORD).unlink(missing_ok=True)
 
 
 def _written(path: Path) -> dict[str, int]:

@@ -158,14 +158,15 @@ def export_hf(
     known architecture has is refused. Padding of the vocabulary is left out. An export that was
     cut off goes on where it was.
     """
-    from checkpoint.hf.export import DTYPES, export_bytes, export_folder, type_of
+    from checkpoint.hf.export import DTYPES, begun_step, export_bytes, export_folder, type_of
     from checkpoint.storage.storage import Storage
 
     trained = spec_for(job, spec, controller, state_dir)
     url = url_of(job, controller, state_dir)
     with as_messages():
         storage = Storage(url)
-        chosen = chosen_step(storage, step)
+        # The job may have saved another one since an export was cut off.
+        chosen = chosen_step(storage, begun_step(target) if step is None else step)
         kind = type_of(like, trained.precision) if weights is None else weights.value
         with bytes_bar(f"step {chosen}", export_bytes(trained, kind), quiet=json) as on_bytes:
             done = export_folder(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 from pathlib import Path
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from checkpoint.hf.convert import import_folder
 from checkpoint.hf.errors import DamagedFolderError, UnsupportedModelError
-from checkpoint.hf.export import RECORD, export_folder, type_of
+from checkpoint.hf.export import RECORD, begun_step, export_folder, type_of
 from checkpoint.hf.sections import section_of
 from checkpoint.hf.tensor_files import TensorFile
 from checkpoint.storage.storage import Storage
@@ -200,6 +201,7 @@ def test_an_export_that_was_cut_off_goes_on(
     expected = export_folder(root, 0, model, whole, file_bytes=30_000)
     before = begin_export(root, model, out)
     assert len(before) == 2
+    assert begun_step(out) == 0
     # Nobody takes it for a whole one, and a file that was being written has another name.
     assert not (out / "config.json").exists()
     (out / "model-00003-of-00003.safetensors.partial").write_bytes(b"half")
@@ -235,6 +237,10 @@ def test_an_export_goes_on_with_no_other(
     with pytest.raises(DamagedFolderError, match="has the beginning of another export"):
         export_folder(root, 0, model, out, file_bytes=30_000, dtype=torch.float32)
     assert {path.name: path.stat().st_mtime_ns for path in out.glob("*.safetensors")} == before
+    with (out / RECORD).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(DamagedFolderError, match="another process exports into"):
+            export_folder(root, 0, model, out, file_bytes=30_000)
     (out / RECORD).unlink()
     with pytest.raises(DamagedFolderError, match="is not empty"):
         export_folder(root, 0, model, out, file_bytes=30_000)
