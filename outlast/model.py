@@ -219,12 +219,7 @@ class ModelSpec(Section):
     @model_validator(mode="before")
     @classmethod
     def _with_preset(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        if "num_layers" in given and "layers" not in given:
-            # What nearly every other program calls it.
-            given = {"layers" if key == "num_layers" else key: each for key, each in given.items()}
-        name = given.get("preset")
+        name = given.get("preset") if isinstance(given, dict) else None
         preset = PRESETS.get(name) if isinstance(name, str) else None
         return given if preset is None else {**preset.fields, **given}
 

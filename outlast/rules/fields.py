@@ -10,7 +10,7 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel
@@ -27,24 +27,31 @@ _UNHELPED = "beyond those that are shown"
 _SECTIONS: dict[type[BaseModel], dict[str, type[BaseModel]]] = {}
 
 
+class _Inner(NamedTuple):
+    """What is wrong with an item of a list: a field of it where it is a section, and how."""
+
+    field: int | str | None
+    kind: str
+
+
 def explain(
     root: type[BaseModel], document: Mapping[str, Any], errors: Iterable[ErrorDetails]
 ) -> tuple[list[FieldProblem], set[Path]]:
     """What is wrong with which fields, and the fields that have no value because of it."""
     problems: list[FieldProblem] = []
-    items: dict[Path, list[int]] = {}
+    items: dict[Path, dict[int, _Inner]] = {}
     whole: dict[Path, str] = {}
     for error in errors:
-        path, index = _field_at(root, error["loc"])
+        path, index, inner = _field_at(root, error["loc"])
         if index is not None:
-            items.setdefault(path, []).append(index)
+            items.setdefault(path, {}).setdefault(index, _Inner(inner, error["type"]))
         else:
             whole.setdefault(path, error["type"])
     for path in dict.fromkeys([*whole, *items]):
         given = _value_at(document, path)
         # Of the alternatives that a field has, the one that was meant.
         if path in items and isinstance(given, list | tuple):
-            problems += _of_items(root, path, given, sorted(set(items[path])))
+            problems += _of_items(root, path, given, dict(sorted(items[path].items())))
         else:
             # What was meant is worth looking for as long as somebody reads it.
             kind = whole.get(path, "") if len(problems) < MAX_PROBLEMS else _UNHELPED
@@ -77,19 +84,15 @@ def _of_field(root: type[BaseModel], path: Path, given: object, kind: str) -> Fi
 
 
 def _of_items(
-    root: type[BaseModel], path: Path, given: Sequence[object], wrong: Sequence[int]
+    root: type[BaseModel], path: Path, given: Sequence[object], wrong: Mapping[int, _Inner]
 ) -> list[FieldProblem]:
     section = _section_at(root, path[:-1])
     assert section is not None, f"{path} has items and no section"
     item = _item_type(section.model_fields[path[-1]].annotation)
     field = ".".join(path)
     problems = [
-        FieldProblem(
-            field=f"{field}[{index}]",
-            message=f"is {shown(given[index])}; allowed: {_allowed(item, ())}"
-            f"{_hint(item, given[index])}",
-        )
-        for index in wrong[:_MAX_ITEMS]
+        _of_item(f"{field}[{index}]", item, given[index], wrong[index])
+        for index in list(wrong)[:_MAX_ITEMS]
     ]
     if len(wrong) > _MAX_ITEMS:
         more = f"{len(wrong) - _MAX_ITEMS} more of its {len(given)} items are not allowed either"
@@ -97,18 +100,29 @@ def _of_items(
     return problems
 
 
-def _field_at(root: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[Path, int | None]:
-    """The field that a location means, and the item of its list, without tags of alternatives."""
+def _of_item(name: str, item: Any, given: object, inner: _Inner) -> FieldProblem:
+    if isinstance(inner.field, str) and isinstance(given, Mapping) and _is_section(item):
+        found = _of_field(item, (inner.field,), given.get(inner.field), inner.kind)
+        return FieldProblem(field=f"{name}.{found.field}", message=found.message)
+    message = f"is {shown(given)}; allowed: {_allowed(item, ())}{_hint(item, given)}"
+    return FieldProblem(field=name, message=message)
+
+
+def _field_at(
+    root: type[BaseModel], loc: tuple[int | str, ...]
+) -> tuple[Path, int | None, int | str | None]:
+    """The field that a location means, the item of its list, and what is named within that;
+    without tags of alternatives."""
     path: list[str] = []
     section: type[BaseModel] | None = root
-    for part in loc:
+    for place, part in enumerate(loc):
         if isinstance(part, int):
-            return tuple(path), part
+            return tuple(path), part, next(iter(loc[place + 1 :]), None)
         if section is None:
             continue
         path.append(part)
         section = _sections_of(section).get(part)
-    return tuple(path), None
+    return tuple(path), None, None
 
 
 def _section_at(root: type[BaseModel], path: Path) -> type[BaseModel] | None:

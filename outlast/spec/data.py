@@ -13,11 +13,20 @@ from outlast.section import Section
 Weight = Annotated[float, Field(allow_inf_nan=True)]
 
 
+def _without_yes_or_no(value: Any) -> Any:
+    """pydantic would read a weight of true as 1."""
+    if isinstance(value, dict) and any(isinstance(each, bool) for each in value.values()):
+        raise ValueError("not a weight")
+    return value
+
+
 class BlendChange(Section):
     """Other weights of the same sources from a step on."""
 
     from_step: int = Field(ge=2, description="The first step with these weights.")
     tokens: dict[str, Weight] = Field(description="Weights by path; a path left out has none.")
+
+    _has_weights = field_validator("tokens", mode="before")(_without_yes_or_no)
 
 
 class DataSpec(Section):
@@ -90,13 +99,7 @@ class DataSpec(Section):
         "first 16 MiB of python-stdlib.",
     )
 
-    @field_validator("tokens", mode="before")
-    @classmethod
-    def _has_no_yes_or_no(cls, value: Any) -> Any:
-        """pydantic would read a weight of true as 1."""
-        if isinstance(value, dict) and any(isinstance(each, bool) for each in value.values()):
-            raise ValueError("not a weight")
-        return value
+    _has_weights = field_validator("tokens", mode="before")(_without_yes_or_no)
 
     @property
     def validation_sets(self) -> dict[str, str]:

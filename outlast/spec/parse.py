@@ -72,6 +72,8 @@ def read_spec(document: object) -> tuple[JobSpec | None, list[FieldProblem]]:
         if not isinstance(key, str)
     ]
     named = {key: value for key, value in document.items() if isinstance(key, str)}
+    if isinstance(model := named.get("model"), dict):
+        named["model"] = _with_layers(model)
     spec, unread = _validated(named)
     problems += unread
     if spec is None:
@@ -100,6 +102,13 @@ def _validated(document: dict[str, Any]) -> tuple[JobSpec | None, list[FieldProb
     for path in unread:
         spec = _with_unread(spec, path)
     return spec, problems
+
+
+def _with_layers(model: dict[Any, Any]) -> dict[Any, Any]:
+    """`num_layers`, as nearly every other program calls it, by the name that it has here."""
+    if "num_layers" not in model or "layers" in model:
+        return model
+    return {"layers" if key == "num_layers" else key: each for key, each in model.items()}
 
 
 def _without(section: dict[str, Any], paths: Collection[Sequence[str]]) -> dict[str, Any]:
