@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from pathlib import Path
@@ -197,7 +198,8 @@ class Reader:
                     tokens=tokens,
                     start_ns=start_ns,
                     end_ns=end_ns,
-                    eval_loss=None if eval_loss != eval_loss else eval_loss,
+                    # Where nothing was evaluated, NaN is in its place; the mean of sets may be it.
+                    eval_loss=None if math.isnan(eval_loss) and step not in named else eval_loss,
                     eval_losses=named.get(step, {}),
                 )
             )

@@ -296,8 +296,9 @@ class Writer:
         words[RESUMED] = self._resumed_step
         words[PHASE] = self._phase
         words[PHASE_SINCE] = self._phase_since_ns
-        words[STEPS_WRITTEN] = self._steps
+        # Before the step that they are of: whoever reads that reads it once.
         words[EVALS_WRITTEN] = self._evals
+        words[STEPS_WRITTEN] = self._steps
         words[OPS_WRITTEN] = self._ops
         words[SPANS_WRITTEN] = self._spans
         words[COMPLETED] = self._completed_step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import struct
@@ -301,6 +302,14 @@ def test_losses_of_held_out_sets_come_with_their_step_bitwise(path: Path) -> Non
     for record in (*records[:3], step_record(40)):
         writer.completed(record)
     assert reader.new_steps() == [*records[:3], step_record(40)]
+    # A set that has none, and the mean with it, hides no other.
+    losses = {"code": math.nan, "web": 2.5}
+    writer.completed(replace(step_record(41, eval_loss=math.nan), eval_losses=losses))
+    (found,) = reader.new_steps()
+    assert found.eval_loss is not None
+    assert math.isnan(found.eval_loss)
+    assert found.eval_losses["web"] == 2.5
+    assert math.isnan(found.eval_losses["code"])
     for record in records[3:]:
         writer.completed(record)
     # One that is far behind gets the losses of the last 7 evaluations of 16 sets.
