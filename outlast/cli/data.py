@@ -245,7 +245,9 @@ def _check_whole(spec: JobSpec) -> None:
     with files_of_command(spec.data.cache_bytes, patience_s=PATIENCE_S) as files:
         for field, name in token_places(spec):
             source = open_source(name, files.open)
-            for file in filter(None, (source.train, source.validation)):
+            # Its own held-out split is read where no other tokens are held out.
+            has_split = field == "data.tokens" and not spec.data.validation_sets
+            for file in filter(None, (source.train, source.validation if has_split else None)):
                 if (found := first_beyond(file, size)) is not None:
                     raise CliError(f"{field}: {beyond_vocabulary(file.name, *found, size)}")
 
