@@ -369,7 +369,10 @@ def test_server_that_is_away_stops_nothing(
                 "the creations to be counted",
             )
             assert figure(it, "outlast_kube_operations_total", "MakeBase", "failed") > 0
-            assert figure(it, "outlast_kube_pods", "Running") > 0
+            # Pods are listed again after a pause of its own.
+            await it.until(
+                lambda: figure(it, "outlast_kube_pods", "Running") > 0, "the pods to be seen again"
+            )
 
     play(scenario)
     assert "trying again" in caplog.text
