@@ -206,6 +206,7 @@ def test_an_incident_is_a_mark(trace: TraceProcessor) -> None:
 MOST_CPU_S, MOST_BYTES = 60.0, 250_000_000
 
 
+@pytest.mark.timeout(900)
 def test_a_trace_of_a_thousand_ranks_is_written_and_opens(chromium: Any, tmp_path: Path) -> None:
     """20 steps of 17 operations and 4 passes each."""
     path = tmp_path / "large.pftrace"
