@@ -328,6 +328,8 @@ CONFIGS |= {
             "moe_intermediate_size": 16,
             "shared_expert_intermediate_size": 24,
             "decoder_sparse_step": 2,
+            "output_router_logits": True,
+            "router_aux_loss_coef": 0.05,
         },
     ),
     "qwen3-moe": (
@@ -341,6 +343,8 @@ CONFIGS |= {
             "moe_intermediate_size": 16,
             "norm_topk_prob": True,
             "mlp_only_layers": [0],
+            "output_router_logits": True,
+            "router_aux_loss_coef": 0.05,
         },
     ),
 }
