@@ -296,7 +296,7 @@ class Writer:
         words[RESUMED] = self._resumed_step
         words[PHASE] = self._phase
         words[PHASE_SINCE] = self._phase_since_ns
-        # Before the step that they are of: whoever reads that reads it once.
+        # Before the steps: a reader takes each step once, with the evaluations that are there then.
         words[EVALS_WRITTEN] = self._evals
         words[STEPS_WRITTEN] = self._steps
         words[OPS_WRITTEN] = self._ops

@@ -115,8 +115,14 @@ def prepare(
         validation_fraction=validation_fraction,
     )
     # Fewer processes where files are few; then each has several threads.
-    made = _run(output_folder.expanduser(), order, processes or os.cpu_count() or 1, json)
-    facts = _prepared(made, output_folder, corpus, time.monotonic() - began_s)
+    made, num_new = _run(output_folder.expanduser(), order, processes or os.cpu_count() or 1, json)
+    seconds = time.monotonic() - began_s
+    facts = {
+        **_prepared(made, output_folder, corpus),
+        "seconds": round(seconds, 3),
+        # Of those that an earlier call has made nobody knows how long they took.
+        "tokens_per_s": round(num_new / seconds),
+    }
     if json:
         output.print_json(facts)
     else:
@@ -133,15 +139,22 @@ def _fields(text: str, prompt: str | None, completion: str | None) -> dict[str, 
     return {"--prompt-field": prompt, "--completion-field": completion}
 
 
-def _run(folder: Path, order: Order, num_processes: int, quiet: bool) -> Manifest:
+def _run(folder: Path, order: Order, num_processes: int, quiet: bool) -> tuple[Manifest, int]:
+    """What was made, and how many tokens of it by this call."""
     from concurrent.futures.process import BrokenProcessPool
 
     from trainer.data.corpus.run import prepare
 
-    total = sum(unit.num_bytes for unit in order.units)
+    total, num_new = sum(unit.num_bytes for unit in order.units), 0
     try:
         with tokens_bar("tokenising", total, quiet=quiet) as advance, bad_input():
-            return prepare(folder, order, num_processes=num_processes, done=advance)
+
+            def done(num_bytes: int, num_tokens: int) -> None:
+                nonlocal num_new
+                num_new += num_tokens
+                advance(num_bytes, num_tokens)
+
+            return prepare(folder, order, num_processes=num_processes, done=done), num_new
     except OSError as error:
         raise CliError(f"cannot write {error.filename or folder}: {error.strerror}") from error
     except KeyboardInterrupt as error:
@@ -154,12 +167,11 @@ def _run(folder: Path, order: Order, num_processes: int, quiet: bool) -> Manifes
         ) from error
 
 
-def _prepared(made: Manifest, folder: Path, corpus: Corpus, seconds: float) -> dict[str, Any]:
+def _prepared(made: Manifest, folder: Path, corpus: Corpus) -> dict[str, Any]:
     splits = {
         name: {"tokens": split.tokens, "documents": split.documents}
         for name, split in made.splits.items()
     }
-    num_tokens = sum(split.tokens for split in made.splits.values())
     return {
         "folder": str(folder.expanduser().resolve()),
         "tokenizer": made.tokenizer,
@@ -170,8 +182,6 @@ def _prepared(made: Manifest, folder: Path, corpus: Corpus, seconds: float) -> d
         "skipped": [str(path) for path in corpus.skipped],
         "splits": splits,
         "digest": made.digest,
-        "seconds": round(seconds, 3),
-        "tokens_per_s": round(num_tokens / seconds),
     }
 
 
@@ -221,6 +231,8 @@ def show(
     if found is None:
         raise CliError("the spec has a script, which reads data of its own")
     if isinstance(found, Source):
+        if check:
+            raise CliError("--check is for files of tokens; the spec trains on bytes of text")
         rows = [_of_text(checked.spec, found)]
     else:
         if check:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 @contextmanager
@@ -13,25 +17,8 @@ def bytes_bar(name: str, total: int | None, *, quiet: bool) -> Iterator[Callable
     if quiet or not sys.stderr.isatty():
         yield lambda num_bytes: None
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        task = bars.add_task(name, total=total)
+    with _of_bytes() as bars:
+        task = bars.add_task(name, total=total, rate="")
         yield lambda num_bytes: bars.advance(task, num_bytes)
 
 
@@ -41,6 +28,22 @@ def tokens_bar(name: str, total_bytes: int, *, quiet: bool) -> Iterator[Callable
     if quiet or not sys.stderr.isatty():
         yield lambda num_bytes, num_tokens: None
         return
+    with _of_bytes() as bars:
+        task = bars.add_task(name, total=total_bytes, rate="")
+        made = 0
+
+        def advance(num_bytes: int, num_tokens: int) -> None:
+            nonlocal made
+            made += num_tokens
+            elapsed_s = bars.tasks[0].elapsed or 0.0
+            rate = f"{made / elapsed_s:,.0f} tokens/s" if made and elapsed_s else ""
+            bars.update(task, advance=num_bytes, rate=rate)
+
+        yield advance
+
+
+def _of_bytes() -> Progress:
+    """Bars of bytes; the field `rate` of a task is shown behind their speed."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -59,18 +62,7 @@ def tokens_bar(name: str, total_bytes: int, *, quiet: bool) -> Iterator[Callable
         TextColumn("{task.fields[rate]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        task = bars.add_task(name, total=total_bytes, rate="")
-        made = 0
-
-        def advance(num_bytes: int, num_tokens: int) -> None:
-            nonlocal made
-            made += num_tokens
-            elapsed_s = bars.tasks[0].elapsed or 0.0
-            rate = f"{made / elapsed_s:,.0f} tokens/s" if made and elapsed_s else ""
-            bars.update(task, advance=num_bytes, rate=rate)
-
-        yield advance
+    return Progress(*columns, console=Console(stderr=True))
 
 
 @contextmanager

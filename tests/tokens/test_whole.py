@@ -53,6 +53,7 @@ def test_a_command_reads_all_tokens_on_demand(folder: Path, tmp_path: Path, pref
 
     assert shown({"tokens": good, "validation_tokens": {"a": good}}, "--check")[0] == 0
     assert shown({"tokens": wrong})[0] == 0
+    assert "--check is for files of tokens" in shown({}, "--check")[1]
     said = "wrong_at_5000.npy has the id 256 as token 5000 (counted from 0), beyond"
     for field, data in (
         ("data.tokens", {"tokens": wrong}),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from outlast.cli import data
@@ -15,6 +17,7 @@ from outlast.cli.errors import CliError, ExitCode
 from outlast.tokens.files import open_source
 from outlast.tokens.index import read_index
 from tests.cli.running import outlast, outlast_json
+from tests.controller.processes import wait_for
 from trainer.data.corpus import run, units
 from trainer.data.corpus.tokenizer import load
 from trainer.data.corpus.units import documents, find_units
@@ -125,6 +128,36 @@ def test_an_interrupted_run_goes_on_and_ends_alike(
     assert again == whole
     for split in ("train.bin", "train.idx", "validation.bin", "validation.idx"):
         assert (tmp_path / "cut" / split).read_bytes() == (tmp_path / "whole" / split).read_bytes()
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """A process whose parent was killed may not be waited for by the next one."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_killed_command_goes_on_and_ends_alike(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for number in range(300):
+        (corpus / f"{number:03}.txt").write_text(f"{number} " * 2_000)
+    command = ["data", "prepare", str(corpus), "--processes", "2", "--json", "--output"]
+    whole = outlast_json(*command, str(tmp_path / "whole"))
+    cut = tmp_path / "cut"
+    with subprocess.Popen([sys.executable, "-m", "outlast.cli.main", *command, str(cut)]) as first:
+        wait_for(lambda: len(list(cut.glob("parts/[0-9]*"))) > 20, "some parts to be done")
+        children = psutil.Process(first.pid).children(recursive=True)
+        first.kill()
+    assert len(children) >= 2
+    # They would write into the folders that the next call writes into.
+    wait_for(lambda: not any(map(is_alive, children)), "all to end")
+    assert not (cut / "train.bin").exists()
+    again = outlast_json(*command, str(cut))
+    assert (again["digest"], again["splits"]) == (whole["digest"], whole["splits"])
+    num_tokens = sum(split["tokens"] for split in whole["splits"].values())
+    assert again["tokens_per_s"] * again["seconds"] < 0.99 * num_tokens
 
 
 def test_ids_with_gaps_are_kept(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from diagnostics.children import die_with
 from outlast.tokens.index import TokenWriter, join_pairs, read_index
 from outlast.tokens.manifest import NAME, PARTS, Manifest, Split
 from trainer.data.corpus import long_text
@@ -98,7 +99,7 @@ def _tokenize_all(
     context = get_context("spawn")
     counts = Counts(context)
     pool = ProcessPoolExecutor(
-        num_workers, context, initializer=_begin, initargs=(num_threads, counts)
+        num_workers, context, initializer=_begin, initargs=(os.getpid(), num_threads, counts)
     )
     # A corpus may have a million files, and each is sent its own only.
     options = replace(order, units=())
@@ -147,12 +148,14 @@ def _alone(parts: Path) -> Iterator[None]:
         yield
 
 
-def _begin(num_threads: int, counts: Counts) -> None:
+def _begin(parent: int, num_threads: int, counts: Counts) -> None:
     """What a process has before its first unit.
 
-    Hugging Face's library reads here how many threads it has: more where units are few.
+    It ends with `parent`: the next call does its unit again, in the same folder. How many threads
+    Hugging Face's library has is read here: more where units are few.
     """
     global _counts
+    die_with(parent)
     _counts = counts
     os.environ["RAYON_NUM_THREADS"] = str(num_threads)
     os.environ["TOKENIZERS_PARALLELISM"] = str(num_threads > 1).lower()
