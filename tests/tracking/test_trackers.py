@@ -14,6 +14,7 @@ from outlast.tracking.points import Curve
 from outlast.tracking.tensorboard import TensorBoard
 from outlast.tracking.wandb import WandB
 from outlast.v1 import jobs_pb2
+from tests.agent.harness import wait_for
 from tests.cli.running import outlast
 from tests.controller.fakes import lab
 from tests.tracking.test_points import report
@@ -57,7 +58,9 @@ def test_wandb_keeps_a_run_without_its_server(tmp_path: Path) -> None:
     assert second.last_step == 2
     second.write(Curve(last_step=second.last_step).take([report(2, 3.0), report(3, 2.0)]))
     second.close()
-    assert sorted(losses_in(tmp_path)) == [(1, 4.0), (2, 3.0), (3, 2.0)]
+    # The process that writes a run's file may still be at it when `finish` returns.
+    expected = [(1, 4.0), (2, 3.0), (3, 2.0)]
+    wait_for(lambda: sorted(losses_in(tmp_path)) == expected, f"{expected} in the runs' files")
 
 
 def test_a_job_is_tracked_until_it_ends(tmp_path: Path) -> None:
@@ -106,6 +109,9 @@ def logged(data: bytes) -> Iterator[bytes]:
             at += LOG_BLOCK - at % LOG_BLOCK
             continue
         length, kind = struct.unpack_from("<HB", data, at + 4)
+        if at + 7 + length > len(data):
+            # Still being written.
+            return
         whole += data[at + 7 : at + 7 + length]
         at += 7 + length
         # Whole, or the last part of one.
