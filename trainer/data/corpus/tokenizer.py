@@ -91,7 +91,8 @@ def _of_json(name: str, path: Path) -> Tokenizer:
     def encode_all(texts: Sequence[str]) -> list[NDArray[Any]]:
         # Without the place of each token in the text.
         found = library.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(each.ids, dtype=np.int32) for each in found]
+        # Each look at `ids` makes the list.
+        return [np.fromiter(ids, np.int32, len(ids)) for ids in (each.ids for each in found)]
 
     return Tokenizer(
         name=str(path.resolve()),
