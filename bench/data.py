@@ -44,7 +44,7 @@ from outlast.spec.parse import parse_spec
 from trainer.data.loader import Loader, Source, Split
 from trainer.data.node import NodeLoader, NodeSource, SplitId
 from trainer.data.serving import Server
-from trainer.data.step_batch import Memory, StepBatch, Wanted
+from trainer.data.step_batch import Memory, Parts, StepBatch, Wanted
 from trainer.worker.feeding import open_splits
 
 RANKS = 8
@@ -102,10 +102,15 @@ class _Counting(Split):
         self.num_reads = 0
 
     def read(
-        self, step: int, replica: int, *, allocate: Callable[[int], Memory] = bytearray
+        self,
+        step: int,
+        replica: int,
+        parts: Parts,
+        *,
+        allocate: Callable[[int], Memory] = bytearray,
     ) -> StepBatch:
         self.num_reads += 1
-        return self._inner.read(step, replica, allocate=allocate)
+        return self._inner.read(step, replica, parts, allocate=allocate)
 
 
 def _measure(
@@ -181,7 +186,6 @@ def _rank(place: _Place, rank: int, barrier: Barrier, done: Event, say: Connecti
         replica=at.dp,
         device=torch.device("cpu"),
         wanted=Wanted(tokens=at.pp == 0, targets=at.pp == spec.parallel.pp - 1, starts=False),
-        counts=False,
     )
     loader.micro_batches(1)
     own.num_reads, waits, waited_ns, memory = 0, 0, 0, 0

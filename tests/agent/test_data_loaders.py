@@ -160,6 +160,10 @@ def test_ranks_share_where_several_of_a_node_read(
 ) -> None:
     document = {"name": "a", "parallel": changes, "model": {"layers": 4}}
     assert shares_data(parse_spec(document), ranks) is shared
+    hidden = {"masked": {"fraction": 0.15, "mask_token": 256}}
+    bert = {"layers": 4, "attention": "bidirectional", "vocab_size": 258}
+    masked = parse_spec({**document, "model": bert, "data": hidden})
+    assert shares_data(masked, ranks) is shared
     for apart in ({"document_mask": True}, {"packing": "whole"}):
         spec = parse_spec({**document, "data": {"tokens": "/t", **apart}})
         assert shares_data(spec, ranks) is (len(ranks) > 1)

@@ -15,6 +15,7 @@ from outlast.blackbox import Group, Phase, Reader, Writer
 from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec
 from tests.trainer.ranks import RankContext
+from trainer.data.node import NodeLoader
 from trainer.parallel.mesh import build_mesh
 from trainer.worker.loop import Agreed, TrainLoop
 from trainer.worker.meter import PeakMemory
@@ -96,12 +97,18 @@ def sent_bytes(context: RankContext, document: dict[str, Any], folder: Path) -> 
     return sent
 
 
-def losses(context: RankContext, document: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Losses of three steps and of the evaluation then; on one rank what the first must be."""
+def losses(
+    context: RankContext, document: dict[str, Any], folder: Path, data_socket: Path | None = None
+) -> dict[str, Any]:
+    """Losses of three steps and of the evaluation then; on one rank what the first must be.
+
+    Data comes from the loader at `data_socket`, where one is given.
+    """
     folder.mkdir(exist_ok=True)
     box = _box(context, folder)
     saver = NoSaver()
-    state, loop = _built(context, parse_spec(document), box, folder, saver)
+    node = None if data_socket is None else NodeLoader(data_socket, start_s=30.0)
+    state, loop = _built(context, parse_spec(document), box, folder, saver, node)
     expected = 0.0
     if context.world_size == 1:
         batches = state.data.train.micro_batches(1)
@@ -197,6 +204,7 @@ def _built(
     box: Writer,
     folder: Path,
     saver: NoSaver | None = None,
+    node: NodeLoader | None = None,
 ) -> tuple[TrainState, TrainLoop]:
     """A rank's model with its first weights, and what trains it."""
     mesh = build_mesh(
@@ -209,6 +217,6 @@ def _built(
         tied_embeddings=spec.model.tied_embeddings,
         gloo_interface="lo",
     )
-    state = build_state(spec, mesh, folder / "data")
+    state = build_state(spec, mesh, folder / "data", node)
     state.flat.initialise(spec.seed)
     return state, TrainLoop(state, box, saver or NoSaver(), stop_requested=lambda: False)

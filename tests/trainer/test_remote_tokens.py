@@ -48,7 +48,9 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     return found
 
 
-def opened(folder: Path, data: dict[str, Any], *, dp: int = 1, replica: int = 0) -> Feeding:
+def opened(
+    folder: Path, data: dict[str, Any], *, dp: int = 1, replica: int = 0, is_end: bool = True
+) -> Feeding:
     document = {
         "name": "a",
         "model": {"seq_len": SEQ_LEN, "vocab_size": 256},
@@ -58,8 +60,8 @@ def opened(folder: Path, data: dict[str, Any], *, dp: int = 1, replica: int = 0)
     mesh = SimpleNamespace(
         at=SimpleNamespace(dp=replica),
         device=torch.device("cpu"),
-        is_first_stage=True,
-        is_last_stage=True,
+        is_first_stage=is_end,
+        is_last_stage=is_end,
     )
     return open_data(parse_spec(document), cast(Mesh, mesh), folder / "node")
 
@@ -181,6 +183,23 @@ def test_the_next_step_is_fetched_before_anybody_asks(
     monkeypatch.setattr(FileStore, "read_range", refuse)
     found, wanted = feeding.train.micro_batches(2), expected.train.micro_batches(2)
     assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("apart", [{"document_mask": True}, {"packing": "whole"}])
+def test_a_stage_in_the_middle_fetches_no_tokens(
+    tmp_path: Path, corpora: dict[str, Path], apart: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {**apart, "tokens": url_of(corpora["web"])}
+    middle = opened(tmp_path, data, is_end=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(FileStore, "read_range", refuse)
+        found = batches(middle)
+    wanted = batches(opened(tmp_path, {**apart, "tokens": str(corpora["web"])}))
+    for one, other in zip(found, wanted, strict=True):
+        assert one.tokens.numel() == one.targets.numel() == 0
+        assert one.starts is not None
+        assert other.starts is not None
+        assert torch.equal(one.starts, other.starts)
 
 
 def refuse(*given: object) -> bytes:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from outlast.clock import node_time_ns
-from trainer.data.step_batch import Memory, StepBatch, Wanted
+from trainer.data.step_batch import NOTHING, Memory, Parts, StepBatch, Wanted
 from trainer.parallel.pipeline import MicroBatch, Sentences
 
 _Sample = TypeVar("_Sample")
@@ -51,7 +51,7 @@ class Source(Protocol):
     @property
     def num_micro_batches(self) -> int: ...
 
-    def read(self, step: int, replica: int) -> StepBatch: ...
+    def read(self, step: int, replica: int, parts: Parts) -> StepBatch: ...
 
     def close(self) -> None: ...
 
@@ -67,11 +67,14 @@ class Split:
         plan: Plan[_Sample],
         transform: Callable[[MicroBatch, int, Sequence[_Sample]], MicroBatch] | None = None,
         *,
+        starts: Callable[[Sequence[_Sample]], Tensor] | None = None,
         prefetch: Callable[[Sequence[_Sample]], None] | None = None,
     ) -> None:
         """`transform` changes a micro-batch, given with its step and its samples.
 
-        `prefetch` begins to fetch samples that will be read, of a dataset that is remote.
+        `starts` gives where documents begin in samples without reading their tokens, [S, B], of
+        a dataset that keeps documents apart; `transform` leaves them as they are. `prefetch`
+        begins to fetch samples that will be read, of a dataset that is remote.
         """
 
         def begin(step: int, replica: int) -> None:
@@ -79,8 +82,11 @@ class Split:
             parts = (plan.samples(step, replica, each) for each in range(plan.num_micro_batches))
             prefetch([sample for part in parts for sample in part])
 
-        def read(step: int, replica: int, index: int) -> MicroBatch:
+        def read(step: int, replica: int, index: int, parts: Parts) -> MicroBatch:
             samples = plan.samples(step, replica, index)
+            if parts is Parts.STARTS:
+                assert starts is not None, "only documents that are kept apart are asked for"
+                return MicroBatch(tokens=NOTHING, targets=NOTHING, starts=starts(samples))
             batch = dataset.read(samples)
             return batch if transform is None else transform(batch, step, samples)
 
@@ -89,16 +95,21 @@ class Split:
         self.num_micro_batches = plan.num_micro_batches
 
     def read(
-        self, step: int, replica: int, *, allocate: Callable[[int], Memory] = bytearray
+        self,
+        step: int,
+        replica: int,
+        parts: Parts,
+        *,
+        allocate: Callable[[int], Memory] = bytearray,
     ) -> StepBatch:
         """What a replica reads at a step, in memory that `allocate` gives."""
-        if self._begin is not None:
+        if self._begin is not None and parts is Parts.WHOLE:
             # All of this step at once and not one sample after the other, and behind it the next
             # step, which is on its way while this one is trained on.
             self._begin(step, replica)
             self._begin(step + 1, replica)
         return StepBatch.write(
-            lambda index: self._read(step, replica, index),
+            lambda index: self._read(step, replica, index, parts),
             self.num_micro_batches,
             step=step,
             replica=replica,
@@ -119,15 +130,13 @@ class Loader:
         replica: int,
         device: torch.device,
         wanted: Wanted | None = None,
-        counts: bool = True,
     ) -> None:
-        """`counts`: whether it matters how many tokens have a loss."""
         self._source = source
         self._replica = replica
         self._device = device
         self._wanted = Wanted() if wanted is None else wanted
         self.reads_elsewhere = source.reads_elsewhere
-        self._reads_nothing = self._wanted.is_nothing and not counts
+        self._parts = self._wanted.parts
         # It starts its thread at the first use: workers are forked with a single thread.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="data")
         self._prepared: tuple[int, Future[list[MicroBatch]]] | None = None
@@ -139,19 +148,20 @@ class Loader:
 
         Call it once for each step at most, from the thread that trains.
         """
-        if self._reads_nothing:
+        if self._parts is None:
             return
         if self._prepared is not None and self._prepared[0] != step:
             # One look-ahead at a time; what nobody will take may still be read to its end.
             self._prepared[1].cancel()
-        self._prepared = step, self._reader.submit(self._read, step, self._replica)
+        self._prepared = step, self._reader.submit(self._read, step, self._replica, self._parts)
 
     def micro_batches(self, step: int, *, replica: int | None = None) -> list[MicroBatch]:
         """What a replica reads at `step`, counted from 1: this one, unless another is given.
 
-        Parts that are not wanted are empty. What went wrong in the background is raised here.
+        Parts that are not wanted are empty, and `num_predicted` is 0 for who wants neither tokens
+        nor targets. What went wrong in the background is raised here.
         """
-        if self._reads_nothing:
+        if self._parts is None:
             return StepBatch.of_nothing(self._source.num_micro_batches)
         prepared, self._prepared = self._prepared, None
         began_ns = node_time_ns()
@@ -160,7 +170,8 @@ class Loader:
             is_read = prepared[1].done()
             batches = prepared[1].result()
         else:
-            batches = self._read(step, self._replica if replica is None else replica)
+            replica = self._replica if replica is None else replica
+            batches = self._read(step, replica, self._parts)
         self.last_wait_ns = 0 if is_read else node_time_ns() - began_ns
         return [_each(batch, self._to_device) for batch in batches]
 
@@ -170,10 +181,10 @@ class Loader:
         self._reader.shutdown(cancel_futures=True)
         self._source.close()
 
-    def _read(self, step: int, replica: int) -> list[MicroBatch]:
+    def _read(self, step: int, replica: int, parts: Parts) -> list[MicroBatch]:
         # Only page-locked memory is copied to a GPU without waiting.
         pinned = self._device.type == "cuda"
-        return self._source.read(step, replica).on_host(self._wanted, pinned=pinned)
+        return self._source.read(step, replica, parts).on_host(self._wanted, pinned=pinned)
 
     def _to_device(self, ids: Tensor) -> Tensor:
         # Of 32 bits on the way to a GPU.

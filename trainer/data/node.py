@@ -1,8 +1,9 @@
 """A node's loader process, as its ranks ask it: one reads, and all of the node share what it read.
 
-A rank sends which step of which replica it wants, and gets the descriptor of shared memory with a
-`StepBatch` in it. That memory is anonymous, and gone with the last process that holds it: nothing
-is left of a loader that was killed, and a rank that has its batch needs the loader no more.
+A rank sends which step of which replica it wants, and which parts of it, and gets the descriptor
+of shared memory with a `StepBatch` of these in it. That memory is anonymous, and gone with the last
+process that holds it: nothing is left of a loader that was killed, and a rank that has its batch
+needs the loader no more.
 
 Training never depends on it. A step's batch follows from its number, so what a rank reads by itself
 is the same, bit for bit. It does so while the loader has not come up yet, so that no start waits
@@ -27,7 +28,7 @@ from pathlib import Path
 
 from outlast import local_socket
 from trainer.data.loader import Split
-from trainer.data.step_batch import StepBatch
+from trainer.data.step_batch import Parts, StepBatch
 
 # A loader that was killed is there again after 0.1 s, or a few seconds where it is killed again
 # and again. A step that takes longer to read is soon read twice, which does no harm.
@@ -43,8 +44,8 @@ class SplitId(IntEnum):
     EVALUATION = 1
 
 
-# Split, step, replica.
-REQUEST = struct.Struct("<qqq")
+# Split, step, replica, parts.
+REQUEST = struct.Struct("<qqqq")
 # Nothing but a descriptor comes with it, or the reason for which there is none.
 READY = b"\x01"
 # What a loader says to each rank that connects.
@@ -82,12 +83,12 @@ class NodeLoader:
         # Why it is missed, as it was said last; "" while it answers.
         self._missed = ""
 
-    def ask(self, split: int, step: int, replica: int) -> mmap | None:
+    def ask(self, split: int, step: int, replica: int, parts: Parts) -> mmap | None:
         """Shared memory with a batch in it; None where the rank had better read by itself."""
         with self._lock:
             if time.monotonic() < self._retry_at_s:
                 return None
-            return self._ask(REQUEST.pack(split, step, replica))
+            return self._ask(REQUEST.pack(split, step, replica, parts))
 
     def close(self) -> None:
         """Hang up."""
@@ -184,11 +185,11 @@ class NodeSource:
         self._node, self._split, self._own = node, split, own
         self.num_micro_batches = own.num_micro_batches
 
-    def read(self, step: int, replica: int) -> StepBatch:
+    def read(self, step: int, replica: int, parts: Parts) -> StepBatch:
         """What a replica reads at a step."""
-        memory = self._node.ask(self._split, step, replica)
+        memory = self._node.ask(self._split, step, replica, parts)
         if memory is None:
-            return self._own.read(step, replica)
+            return self._own.read(step, replica, parts)
         return StepBatch(memory, step=step, replica=replica)
 
     def close(self) -> None:

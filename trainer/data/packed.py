@@ -40,13 +40,19 @@ class PackedSequences(Rows):
         first, count = part.start, part.stop - part.start
         tokens = np.full(self._row_tokens, PADDING, dtype=np.int64)
         tokens[:count] = self._tokens[part]
-        starts = np.zeros(self._row_tokens, dtype=np.int64)
-        begun = self._index.starts(first, count)
-        starts[begun] = begun
-        starts[count:] = count
         unpredicted = np.ones(self._row_tokens, dtype=np.bool_)
         unpredicted[:count] = self._index.prompts(first, count) if self._has_prompts else False
-        return Row(tokens=tokens, starts=np.maximum.accumulate(starts), unpredicted=unpredicted)
+        return Row(tokens=tokens, starts=self.starts(sample), unpredicted=unpredicted)
+
+    def starts(self, sample: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """For each place of a row where its document begins, or the padding."""
+        part = self.part(sample)
+        count = part.stop - part.start
+        starts = np.zeros(self._row_tokens, dtype=np.int64)
+        begun = self._index.starts(part.start, count)
+        starts[begun] = begun
+        starts[count:] = count
+        return np.maximum.accumulate(starts)
 
     def part(self, sample: int) -> slice:
         first, count = self._packing.span(self._place(sample))

@@ -1,6 +1,7 @@
 """The loader process of a node: reads each step once, for all ranks there that train on it.
 
-It has no state to lose: which step is wanted comes with every request. What it has read of a
+It has no state to lose: which step is wanted comes with every request, and which parts of it. Ranks
+that take no tokens get memory without any, and none are read for them. What it has read of a
 replica's step stays in shared memory while other ranks may still ask for it, and the steps behind
 are read before anybody asks. One thread does it all: a request comes before reading ahead.
 
@@ -19,12 +20,14 @@ from typing import NamedTuple
 
 from trainer.data.loader import Split
 from trainer.data.node import GREETING, MAX_REASON_BYTES, READY, REQUEST
+from trainer.data.step_batch import Parts
 
 
 class _Key(NamedTuple):
     split: int
     step: int
     replica: int
+    parts: Parts
 
 
 class Server:
@@ -105,9 +108,9 @@ class Server:
             rank.close()
 
     def _answer(self, rank: socket.socket, request: tuple[int, ...]) -> None:
-        split, step, replica = request
+        split, step, replica, parts = request
         try:
-            key = _Key(split, step, replica)
+            key = _Key(split, step, replica, Parts(parts))
             descriptor = self._descriptor(key)
         # Whatever it is, the rank reads by itself then, meets it, too, and says where.
         except Exception as error:  # noqa: BLE001
@@ -128,18 +131,19 @@ class Server:
                 return mmap(descriptor, num_bytes)
 
             try:
-                self._splits[key.split].read(key.step, key.replica, allocate=allocate)
+                split = self._splits[key.split]
+                split.read(key.step, key.replica, key.parts, allocate=allocate)
             except BaseException:
                 os.close(self._read.pop(key))
                 raise
         return self._read[key]
 
     def _move_on(self, key: _Key) -> None:
-        """Drop what this replica needs no more, and have the steps behind read."""
+        """Drop what ranks like this one need no more, and have the steps behind read."""
         # Ranks of a replica are a step apart at most.
         kept = range(key.step - 1, key.step + self._steps_ahead + 1)
         for other in list(self._read):
-            if (other.split, other.replica) == (key.split, key.replica) and other.step not in kept:
+            if other._replace(step=key.step) == key and other.step not in kept:
                 os.close(self._read.pop(other))
         last = min(key.step + self._steps_ahead, self._last_steps[key.split])
         for step in range(key.step + 1, last + 1):

@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from mmap import mmap
 
 import numpy as np
@@ -22,13 +23,21 @@ from trainer.parallel.pipeline import MicroBatch, Sentences
 Memory = bytearray | mmap
 Ids = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 
-_MAGIC = b"OUTLSB02"
-# Magic, step, replica; micro-batches M, tokens S, sequences B; whether there are starts, and
-# sentences.
-_HEADER = struct.Struct("<8sqqIIIHH")
+_MAGIC = b"OUTLSB03"
+# Magic, step, replica; micro-batches M, tokens S, sequences B; whether there are tokens, starts and
+# sentences. Padded to a multiple of 8 bytes, for the numbers behind it.
+_HEADER = struct.Struct("<8sqqIII???x")
 _IDS = np.dtype("<i4")
 _COUNTS = np.dtype("<i8")
-_NOTHING = torch.empty(0, dtype=torch.int64)
+NOTHING = torch.empty(0, dtype=torch.int64)
+
+
+class Parts(IntEnum):
+    """What is read of a step."""
+
+    WHOLE = 0
+    STARTS = 1
+    """Where documents begin, and no tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +49,23 @@ class Wanted:
     starts: bool = True
 
     @property
-    def is_nothing(self) -> bool:
-        """As of a stage in the middle whose attention sees whole sequences."""
-        return not (self.tokens or self.targets or self.starts)
+    def parts(self) -> Parts | None:
+        """What has to be read for it; None: nothing.
+
+        A stage in the middle has a use for no tokens. Its attention needs where documents begin,
+        unless it sees whole sequences.
+        """
+        if self.tokens or self.targets:
+            return Parts.WHOLE
+        return Parts.STARTS if self.starts else None
 
 
 class StepBatch:
     """The micro-batches of one replica's step.
 
-    The memory holds a header, how many targets of each micro-batch have a loss [M], then tokens,
-    targets and, where there are any, starts, and segments of sentences, each [M, S, B], with
-    whether these are swapped, [M, B].
+    The memory holds a header, how many targets of each micro-batch have a loss [M], then what was
+    read of tokens, targets, starts and segments of sentences, each [M, S, B], with whether these
+    are swapped, [M, B].
     """
 
     def __init__(self, memory: Memory, *, step: int, replica: int) -> None:
@@ -59,11 +74,13 @@ class StepBatch:
         Raises:
             ValueError: it is of another step or replica, or no batch.
         """
-        magic, *of, self._m, self._s, self._b, starts, sentences = _HEADER.unpack_from(memory)
+        magic, *of, self._m, self._s, self._b, tokens, starts, sentences = _HEADER.unpack_from(
+            memory
+        )
         if magic != _MAGIC or of != [step, replica]:
             raise ValueError(f"{magic!r} of {of} is not the batch of step {step}, {replica=}")
         self._memory = memory
-        self._has_starts, self._has_sentences = bool(starts), bool(sentences)
+        self._has_tokens, self._has_starts, self._has_sentences = tokens, starts, sentences
 
     @classmethod
     def write(
@@ -77,11 +94,13 @@ class StepBatch:
     ) -> StepBatch:
         """Read micro-batches by number into as much memory as they need."""
         first = read(0)
-        shape = (num_micro_batches, *first.tokens.shape)
-        num_ids = sum(part.numel() for part in _parts(first))
+        parts = _parts(first)
+        # Of tokens, or of starts where these are all that was read.
+        shape = (num_micro_batches, *next(iter(parts.values())).shape)
+        num_ids = sum(part.numel() for part in parts.values())
         num_bytes = (_COUNTS.itemsize + num_ids * _IDS.itemsize) * num_micro_batches
         memory = allocate(_HEADER.size + num_bytes)
-        has = (int(part is not None) for part in (first.starts, first.sentences))
+        has = (name in parts for name in ("tokens", "starts", "segments"))
         _HEADER.pack_into(memory, 0, _MAGIC, step, replica, *shape, *has)
         batch = cls(memory, step=step, replica=replica)
         counts, arrays = batch._counts(), batch._arrays()
@@ -89,65 +108,78 @@ class StepBatch:
             micro_batch = first if number == 0 else read(number)
             counts[number] = micro_batch.num_predicted
             # Micro-batches of a step have the same parts.
-            for array, value in zip(arrays, _parts(micro_batch), strict=True):
+            for name, value in _parts(micro_batch).items():
                 # No id is lost: a smaller vocabulary was checked where they were read.
-                np.copyto(array[number], value.numpy(), casting="same_kind")
+                np.copyto(arrays[name][number], value.numpy(), casting="same_kind")
         return batch
 
     @staticmethod
     def of_nothing(num_micro_batches: int) -> list[MicroBatch]:
         """Micro-batches for who wants nothing."""
-        return [MicroBatch(tokens=_NOTHING, targets=_NOTHING)] * num_micro_batches
+        return [MicroBatch(tokens=NOTHING, targets=NOTHING)] * num_micro_batches
 
     def on_host(self, wanted: Wanted, *, pinned: bool) -> list[MicroBatch]:
         """Copies of the parts that are wanted; `pinned`: of 32 bits, in page-locked memory."""
-        is_wanted = [wanted.tokens, wanted.targets]
-        is_wanted += [wanted.starts] * self._has_starts
-        # The first stage has the table of segments, the last one the loss of their order.
-        is_wanted += [wanted.tokens, wanted.targets] * self._has_sentences
-        copies = [
-            list(_copy(array, pinned)) if takes else [_NOTHING] * self._m
-            for array, takes in zip(self._arrays(), is_wanted, strict=True)
-        ]
-        batches = []
-        for (tokens, targets, *more), count in zip(
-            zip(*copies, strict=True), self._counts().tolist(), strict=True
-        ):
-            starts = more.pop(0) if self._has_starts else None
-            batches.append(
-                MicroBatch(
-                    tokens=tokens,
-                    targets=targets,
-                    starts=starts if wanted.starts else None,
-                    sentences=Sentences(segments=more[0], swapped=more[1]) if more else None,
-                    num_predicted=count,
-                )
+        takes = {
+            "tokens": wanted.tokens,
+            "targets": wanted.targets,
+            "starts": wanted.starts,
+            # The first stage has the table of segments, the last one the loss of their order.
+            "segments": wanted.tokens,
+            "swapped": wanted.targets,
+        }
+        copies = {
+            name: list(_copy(array, pinned))
+            for name, array in self._arrays().items()
+            if takes[name]
+        }
+        counts = self._counts().tolist()
+
+        def micro_batch(number: int) -> MicroBatch:
+            def part(name: str) -> Tensor:
+                return copies[name][number] if name in copies else NOTHING
+
+            sentences = Sentences(segments=part("segments"), swapped=part("swapped"))
+            return MicroBatch(
+                tokens=part("tokens"),
+                targets=part("targets"),
+                starts=part("starts") if "starts" in copies else None,
+                sentences=sentences if self._has_sentences else None,
+                num_predicted=counts[number],
             )
-        return batches
+
+        return [micro_batch(number) for number in range(self._m)]
 
     def _counts(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         return np.frombuffer(self._memory, _COUNTS, self._m, _HEADER.size)
 
-    def _arrays(self) -> list[Ids]:
+    def _arrays(self) -> dict[str, Ids]:
         """Its parts, in the order of `_parts`."""
         of_tokens, of_sequences = (self._m, self._s, self._b), (self._m, self._b)
-        shapes: list[tuple[int, ...]] = [of_tokens] * (2 + self._has_starts)
-        shapes += [of_tokens, of_sequences] * self._has_sentences
-        begin, found = _HEADER.size + _COUNTS.itemsize * self._m, []
-        for shape in shapes:
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self._has_tokens:
+            shapes |= {"tokens": of_tokens, "targets": of_tokens}
+        if self._has_starts:
+            shapes |= {"starts": of_tokens}
+        if self._has_sentences:
+            shapes |= {"segments": of_tokens, "swapped": of_sequences}
+        begin, found = _HEADER.size + _COUNTS.itemsize * self._m, {}
+        for name, shape in shapes.items():
             array = np.frombuffer(self._memory, _IDS, math.prod(shape), begin)
-            found.append(array.reshape(shape))
+            found[name] = array.reshape(shape)
             begin += array.nbytes
         return found
 
 
-def _parts(batch: MicroBatch) -> list[Tensor]:
-    """What of a micro-batch is kept: tensors of ids."""
-    parts = [batch.tokens, batch.targets]
+def _parts(batch: MicroBatch) -> dict[str, Tensor]:
+    """What of a micro-batch is kept: tensors of ids, those of tokens first."""
+    parts: dict[str, Tensor] = {}
+    if batch.tokens.numel():
+        parts |= {"tokens": batch.tokens, "targets": batch.targets}
     if batch.starts is not None:
-        parts.append(batch.starts)
+        parts |= {"starts": batch.starts}
     if batch.sentences is not None:
-        parts += [batch.sentences.segments, batch.sentences.swapped]
+        parts |= {"segments": batch.sentences.segments, "swapped": batch.sentences.swapped}
     return parts
 
 

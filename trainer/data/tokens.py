@@ -49,6 +49,10 @@ class Rows(ABC):
         """A sequence and the token, or the place, behind it."""
 
     @abstractmethod
+    def starts(self, sample: int) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
+        """Those of its row, for which no token is read."""
+
+    @abstractmethod
     def part(self, sample: int) -> slice:
         """What of the file it is made of."""
 
@@ -89,15 +93,20 @@ class Sequences(Rows):
         part = self.part(sample)
         at, count = part.start, part.stop - part.start
         tokens = self._tokens[part].astype(np.int64)
-        starts, unpredicted = None, np.zeros(count, dtype=np.bool_)
-        if self._index is not None and self._document_mask:
-            starts = np.zeros(count, dtype=np.int64)
-            begun = self._index.starts(at, count)
-            starts[begun] = begun
-            starts = np.maximum.accumulate(starts)
+        unpredicted = np.zeros(count, dtype=np.bool_)
         if self._index is not None and self._has_prompts:
             unpredicted = self._index.prompts(at, count)
-        return Row(tokens=tokens, starts=starts, unpredicted=unpredicted)
+        return Row(tokens=tokens, starts=self.starts(sample), unpredicted=unpredicted)
+
+    def starts(self, sample: int) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
+        """For each token of a row where its document begins; None: all are one."""
+        if self._index is None or not self._document_mask:
+            return None
+        part = self.part(sample)
+        starts = np.zeros(part.stop - part.start, dtype=np.int64)
+        begun = self._index.starts(part.start, len(starts))
+        starts[begun] = begun
+        return np.maximum.accumulate(starts)
 
     def part(self, sample: int) -> slice:
         at = self._place(sample) * self._seq_len
@@ -138,6 +147,14 @@ class BlendDataset:
             starts=of_tokens,
             num_predicted=_predicted(targets),
         )
+
+    def starts(self, samples: Sequence[tuple[int, int]]) -> Tensor:
+        """Those that `read` would give, [S, B] int64, of sources that keep documents apart.
+
+        No token is read: where documents begin is in the index beside them.
+        """
+        found = [self._sources[source].starts(sample) for source, sample in samples]
+        return _shifted(np.stack([each for each in found if each is not None]))[0]
 
     @property
     def is_remote(self) -> bool:

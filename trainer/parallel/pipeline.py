@@ -44,7 +44,7 @@ class MicroBatch:
 
     A target below 0 has no loss. `starts` has for each token where its document begins in the
     sequence; None: a sequence is all one. `num_predicted` is how many targets have a loss. What
-    the stage does not use may be empty.
+    the stage does not use may be empty, or 0.
     """
 
     tokens: Tensor

@@ -86,8 +86,7 @@ def open_data(spec: JobSpec, mesh: Mesh, data_dir: Path, node: NodeLoader | None
 
     def loader(split: int, alone: Split) -> Loader:
         source: Source = alone if node is None else NodeSource(node, split, alone)
-        counts = splits.has_unpredicted and split == SplitId.TRAIN
-        return Loader(source, replica=mesh.at.dp, device=mesh.device, wanted=wanted, counts=counts)
+        return Loader(source, replica=mesh.at.dp, device=mesh.device, wanted=wanted)
 
     own, sets = numbered(splits), enumerate(splits.evaluations, SplitId.EVALUATION)
     return Feeding(
@@ -282,4 +281,6 @@ def _split(spec: JobSpec, sources: list[Rows], blend: Blend, *, trains: bool) ->
     )
     dataset = BlendDataset(sources, vocab_size=spec.model.vocab_size)
     prefetch = dataset.prefetch if dataset.is_remote else None
-    return Split(dataset, plan, _transform(spec, varies=trains), prefetch=prefetch)
+    starts = dataset.starts if spec.data.keeps_documents_apart else None
+    transform = _transform(spec, varies=trains)
+    return Split(dataset, plan, transform, starts=starts, prefetch=prefetch)

@@ -215,7 +215,7 @@ def _contract(
 def shares_data(spec: JobSpec, ranks: Sequence[int]) -> bool:
     """Whether several of these ranks read data, and one process may do so for them.
 
-    Stages in the middle of a pipeline read nothing, unless documents are apart.
+    Stages in the middle of a pipeline read nothing, or where documents begin if these are apart.
     """
     if spec.is_script or spec.data.loader != "node":
         return False
