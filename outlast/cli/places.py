@@ -30,6 +30,7 @@ _OWNERS = {
     "model.vocab_size": _OF_DATA,
     "data.validation_fraction": _OF_DATA,
     "data.document_mask": _OF_DATA,
+    "data.reset_positions": _OF_DATA,
     "data.packing": _OF_DATA,
     "data.masked.fraction": _OF_DATA,
     "checkpoint.load_step": ("checkpoint.load",),

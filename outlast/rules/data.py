@@ -7,7 +7,7 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from outlast.problems import FieldProblem, shown
+from outlast.problems import FieldProblem, only_with, shown
 from outlast.rules.places import scheme_of, wrong_with_place
 from outlast.rules.sizes import LARGEST
 
@@ -128,6 +128,7 @@ def _check_text_only(spec: JobSpec) -> list[FieldProblem]:
             "validation_tokens": data.validation_tokens,
             "blend_changes": data.blend_changes or None,
             "document_mask": data.document_mask,
+            "reset_positions": data.reset_positions,
             "packing": data.packing if data.packing != "stream" else None,
         }
         why = "is given without data.tokens, which it needs"
@@ -137,6 +138,17 @@ def _check_text_only(spec: JobSpec) -> list[FieldProblem]:
         # What could not be read is not looked at here.
         if value
     ]
+
+
+def _check_positions(spec: JobSpec) -> list[FieldProblem]:
+    """Distances to tokens of other documents have no beginning, and no positions have none."""
+    data, kind = spec.data, spec.model.positions
+    if data.tokens is None or not data.reset_positions or data.keeps_documents_apart:
+        return []
+    if kind in ("learned", "rope"):
+        return []
+    needed = "model.positions = learned or rope, or with data.document_mask = true"
+    return [only_with("data.reset_positions", "true", needed, kind)]
 
 
 def _check_token_paths(spec: JobSpec) -> list[FieldProblem]:
@@ -210,5 +222,5 @@ def _check_validation_names(spec: JobSpec) -> list[FieldProblem]:
 
 RULES = (
     *(_check_source, _check_length, _check_text_only, _check_token_paths, _check_weights),
-    _check_validation_names,
+    *(_check_validation_names, _check_positions),
 )

@@ -92,6 +92,7 @@ def _check_order(spec: JobSpec) -> list[FieldProblem]:
             (model.segments < 2, "model.segments of 2 or more", model.segments),
             (data.packing != "stream", "data.packing = stream", data.packing),
             (data.document_mask, "data.document_mask = false", "true"),
+            (data.reset_positions, "data.reset_positions = false", "true"),
             (
                 model.seq_len < _SHORTEST_ORDERED,
                 f"model.seq_len of {_SHORTEST_ORDERED} or more",

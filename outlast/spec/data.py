@@ -51,7 +51,15 @@ class DataSpec(Section):
     document_mask: bool = Field(
         False,
         description="Each document of tokens apart: attention sees no other one, positions begin "
-        "at 0 in each, and no document's first token is predicted from the one before.",
+        "at 0 in each unless reset_positions is false, and no document's first token is predicted "
+        "from the one before.",
+    )
+    reset_positions: bool | None = Field(
+        None,
+        description="true: positions begin at 0 in each document of tokens, also where attention "
+        "sees those before it in the sequence; of ALiBi, which has distances only, just where it "
+        "does not. false: they count through the sequence. null: as document_mask keeps documents "
+        "apart or not.",
     )
     masked: MaskedSpec = MaskedSpec()
     sentence_order: SentenceOrderSpec = SentenceOrderSpec()
@@ -111,8 +119,19 @@ class DataSpec(Section):
 
     @property
     def keeps_documents_apart(self) -> bool:
-        """Whether attention sees its own document only, and positions begin at 0 in each."""
+        """Whether attention sees its own document only, and none is predicted from another."""
         return self.document_mask or self.packing == "whole"
+
+    @property
+    def resets_positions(self) -> bool:
+        """Whether positions begin at 0 in each document."""
+        given = self.reset_positions
+        return self.keeps_documents_apart if given is None else given
+
+    @property
+    def finds_documents(self) -> bool:
+        """Whether it must be known where documents begin."""
+        return self.keeps_documents_apart or self.resets_positions
 
     @property
     def weights(self) -> dict[str, float]:

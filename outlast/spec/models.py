@@ -282,6 +282,15 @@ class JobSpec(Section):
         """Micro-batches that one replica runs per step."""
         return self.data.global_batch // (self.parallel.dp * self.parallel.micro_batch)
 
+    @property
+    def documents_reach_every_stage(self) -> bool:
+        """Whether every stage of a pipeline needs to know where documents begin.
+
+        Attention and RoPE are of every layer; learned positions are the first stage's.
+        """
+        turns = self.data.resets_positions and self.model.positions == "rope"
+        return self.data.keeps_documents_apart or turns
+
     def canonical_json(self) -> str:
         """The whole spec with every default filled in; equal specs give equal text."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True)

@@ -179,16 +179,18 @@ def _vocabulary(spec: JobSpec, field: str, source: TokenSource) -> list[FieldPro
 
 
 def _documents(spec: JobSpec, field: str, source: TokenSource) -> list[FieldProblem]:
-    if not spec.data.keeps_documents_apart or source.train.num_documents is not None:
+    data = spec.data
+    if not data.finds_documents or source.train.num_documents is not None:
         return []
-    is_packed = spec.data.packing == "whole"
+    is_packed = data.packing == "whole"
     message = (
         f"is {'whole' if is_packed else 'true'}; {field} = {source.name} does not say where "
         "documents end; allowed: a folder of `outlast data prepare`, or a pair NAME.bin and "
         "NAME.idx"
     )
-    name = "packing" if is_packed else "document_mask"
-    return [FieldProblem(field=f"data.{name}", message=message)]
+    name = "document_mask" if data.document_mask else "reset_positions"
+    field = f"data.{'packing' if is_packed else name}"
+    return [FieldProblem(field=field, message=message)]
 
 
 def _prompts(spec: JobSpec, field: str, source: TokenSource) -> list[FieldProblem]:

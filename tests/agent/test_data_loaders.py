@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,7 +159,7 @@ def test_the_next_attempt_has_a_loader_of_its_own() -> None:
 def test_ranks_share_where_several_of_a_node_read(
     ranks: tuple[int, ...], changes: dict[str, int], shared: bool
 ) -> None:
-    document = {"name": "a", "parallel": changes, "model": {"layers": 4}}
+    document: dict[str, Any] = {"name": "a", "parallel": changes, "model": {"layers": 4}}
     assert shares_data(parse_spec(document), ranks) is shared
     hidden = {"masked": {"fraction": 0.15, "mask_token": 256}}
     bert = {"layers": 4, "attention": "bidirectional", "vocab_size": 258}
@@ -167,6 +168,12 @@ def test_ranks_share_where_several_of_a_node_read(
     for apart in ({"document_mask": True}, {"packing": "whole"}):
         spec = parse_spec({**document, "data": {"tokens": "/t", **apart}})
         assert shares_data(spec, ranks) is (len(ranks) > 1)
+    # RoPE turns in every layer; learned positions are the first stage's, which reads anyway.
+    for positions, everywhere in (("rope", True), ("learned", False)):
+        model = {**document["model"], "positions": positions}
+        anew = {"tokens": "/t", "reset_positions": True}
+        spec = parse_spec({**document, "model": model, "data": anew})
+        assert shares_data(spec, ranks) is (len(ranks) > 1 if everywhere else shared)
     alone = {**document, "data": {"loader": "rank"}}
     assert not shares_data(parse_spec(alone), ranks)
 

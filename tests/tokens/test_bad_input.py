@@ -116,6 +116,22 @@ CASES: list[tuple[Mapping[str, object], str, str]] = [
     ),
     ({"document_mask": True}, "data.document_mask", "is given without data.tokens, which it needs"),
     (
+        {"tokens": "plain.npy", "reset_positions": True},
+        "data.reset_positions",
+        "is true; data.tokens = .* does not say where documents end; allowed: a folder of",
+    ),
+    (
+        {"tokens": "plain.npy", "document_mask": True, "reset_positions": False},
+        "data.document_mask",
+        "is true; data.tokens = .* does not say where documents end",
+    ),
+    ({"reset_positions": True}, "data.reset_positions", "is given without data.tokens, which"),
+    (
+        {"tokens": "good", "reset_positions": "each"},
+        "data.reset_positions",
+        "is 'each'; allowed: true or false, or null",
+    ),
+    (
         {"tokens": "plain.npy", "packing": "whole"},
         "data.packing",
         "is whole; data.tokens = .* does not say where documents end; allowed: a folder of",

@@ -45,6 +45,8 @@ class Run:
     virtual_stages: int = 1
     zero: int = 0
     precision: str = "fp64"
+    document_mask: bool = False
+    reset_positions: bool | None = None
 
 
 def oracle_models(
@@ -159,7 +161,13 @@ def _spec(model: dict[str, Any], run: Run) -> JobSpec:
         "zero": {"level": run.zero},
     }
     return JobSpec.model_validate(
-        {"name": "oracle", "precision": run.precision, "model": model, "parallel": parallel}
+        {
+            "name": "oracle",
+            "precision": run.precision,
+            "model": model,
+            "parallel": parallel,
+            "data": {"document_mask": run.document_mask, "reset_positions": run.reset_positions},
+        }
     )
 
 
@@ -192,6 +200,7 @@ def _batches(mesh: Mesh, arrays: dict[str, Any], *, ordered: bool) -> list[Micro
         MicroBatch(
             tokens=part("tokens", start),
             targets=part("targets", start),
+            starts=part("starts", start) if "starts" in arrays else None,
             sentences=Sentences(segments=part("segments", start), swapped=part("swapped", start))
             if ordered
             else None,

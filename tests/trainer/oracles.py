@@ -86,7 +86,7 @@ def main(path: str) -> None:
     segments, swapped = (torch.arange(SEQ_LEN) >= cuts).long(), torch.arange(SAMPLES) % 3 // 2
     found |= {"segments": segments.numpy(), "swapped": swapped.numpy()}
     for name in (*MODELS, *CONFIGS):
-        model = _build(name)
+        model = build(name)
         ordered = name in ORDERED
         more = {"token_type_ids": segments} if ordered else {"use_cache": False}
         with torch.no_grad():
@@ -94,23 +94,31 @@ def main(path: str) -> None:
         sentences = (segments, swapped) if ordered else ()
         loss = loss_of(model, tokens, targets, MICRO_BATCH, *sentences)
         loss.backward()
-        parameters = dict(model.named_parameters())
         found[f"{name}/logits"] = logits.numpy()
         found[f"{name}/loss"] = loss.item()
-        weights = {key: value.detach().numpy() for key, value in parameters.items()}
-        gradients = {key: value.grad.numpy() for key, value in parameters.items()}
-        for kind, arrays in (("weights", weights), ("gradients", gradients)):
-            if name in CONFIGS:
-                section = section_for(name, model.config.to_dict())
-                found[f"{name}/section"] = json.dumps(section)
-                ours = by_rules(section, model.config.model_type, arrays)
-            else:
-                ours = _MAPPINGS[name](arrays, kind == "gradients")
-            found |= {f"{name}/{kind}/{key}": array for key, array in ours.items()}
+        found |= arrays_of(name, model)
     np.savez(path, **found)
 
 
-def _build(name: str) -> Any:
+def arrays_of(name: str, model: Any) -> Arrays:
+    """Its weights and gradients under our names, and its section where rules make one."""
+    found: Arrays = {}
+    parameters = dict(model.named_parameters())
+    weights = {key: value.detach().numpy() for key, value in parameters.items()}
+    gradients = {key: value.grad.numpy() for key, value in parameters.items()}
+    for kind, arrays in (("weights", weights), ("gradients", gradients)):
+        if name in CONFIGS:
+            section = section_for(name, model.config.to_dict())
+            found[f"{name}/section"] = json.dumps(section)
+            ours = by_rules(section, model.config.model_type, arrays)
+        else:
+            ours = _MAPPINGS[name](arrays, kind == "gradients")
+        found |= {f"{name}/{kind}/{key}": array for key, array in ours.items()}
+    return found
+
+
+def build(name: str) -> Any:
+    """The model of that name, in fp64 and with random weights."""
     import torch
     import transformers
 

@@ -54,7 +54,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_loss_and_gradients_are_those_of_each_document_apart(name: str) -> None:
-    chunk, flat = _model(OPTIONS[name])
+    chunk, flat = model_of(OPTIONS[name])
     generator = torch.Generator().manual_seed(1)
     tokens, targets = torch.randint(0, 32, (2, SEQ_LEN, len(LENGTHS)), generator=generator)
     starts = torch.empty_like(tokens)
@@ -78,7 +78,7 @@ def test_loss_and_gradients_are_those_of_each_document_apart(name: str) -> None:
     torch.testing.assert_close(flat.grads, expected, rtol=0, atol=1e-12 * expected.abs().max())
 
 
-def _model(options: dict[str, Any]) -> tuple[GptChunk, FlatParameters]:
+def model_of(options: dict[str, Any]) -> tuple[GptChunk, FlatParameters]:
     config = GptConfig(
         **{
             "layers": 2,
@@ -95,13 +95,13 @@ def _model(options: dict[str, Any]) -> tuple[GptChunk, FlatParameters]:
             **options,
         }
     )
-    chunk = GptChunk(config, _mesh(), ModelPart(layers=range(2), is_first=True, is_last=True))
+    chunk = GptChunk(config, lone_mesh(), ModelPart(layers=range(2), is_first=True, is_last=True))
     flat = FlatParameters([chunk], tp_size=1)
     flat.initialise(7)
     return chunk, flat
 
 
-def _mesh() -> Mesh:
+def lone_mesh() -> Mesh:
     return build_mesh(
         Layout(),
         0,
@@ -202,7 +202,7 @@ def test_only_completions_have_a_loss(tmp_path: Path) -> None:
     data = instructions(tmp_path)
     tokens, is_prompt, targets = [], [], []
     spec = parse_spec({**SPEC, "data": data})
-    feeding = open_data(spec, _mesh(), tmp_path)
+    feeding = open_data(spec, lone_mesh(), tmp_path)
     assert feeding.has_unpredicted
     file = open_source(data["tokens"]).train
     row, prompts = file.tokens(), file.index().prompts(0, file.num_tokens)
@@ -218,7 +218,7 @@ def test_only_completions_have_a_loss(tmp_path: Path) -> None:
 
 
 def test_a_loss_without_some_targets_is_that_of_torch() -> None:
-    chunk, flat = _model({})
+    chunk, flat = model_of({})
     tokens, targets = torch.randint(0, 32, (2, SEQ_LEN, 3), generator=torch.Generator())
     targets[torch.rand(targets.shape, generator=torch.Generator()) < 0.4] = -1
     kept: list[Tensor] = []
@@ -290,7 +290,7 @@ def test_sequences_bring_their_documents_and_leave_out_what_does_not_follow(
             "data": {"tokens": str(name), "document_mask": True, "validation_fraction": 0.2},
         }
     )
-    data = open_data(spec, _mesh(), tmp_path)
+    data = open_data(spec, lone_mesh(), tmp_path)
     assert data.has_unpredicted
     seen = 0
     for batch in data.train.micro_batches(1):

@@ -35,7 +35,7 @@ def split(tmp_path: Path) -> Split:
     file = open_source(str(name)).train
     number = file.num_sequences(SEQ_LEN)
     sources = [
-        Sequences(file, seq_len=SEQ_LEN, number=number, place=None, document_mask=True),
+        Sequences(file, seq_len=SEQ_LEN, number=number, place=None, documents=True),
     ]
     plan = BlendPlan(
         num_samples=(number,),

@@ -86,7 +86,7 @@ def test_model_equals_transformers(
 ) -> None:
     run = RUNS[run_name]
     found = ranks.run_once(oracle_models, run.layout.world_size, run, oracle_path)
-    _check(name, [result[name] for result in found], run, oracle_path)
+    check(name, [result[name] for result in found], run, oracle_path)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -98,7 +98,7 @@ def test_model_of_a_config_equals_transformers(
     run = RUNS_OF_CONFIGS[run_name]
     names = _some_with(name, tuple(CONFIGS))
     found = ranks.run_once(oracle_models, run.layout.world_size, run, oracle_path, names)
-    _check(name, [result[name] for result in found], run, oracle_path)
+    check(name, [result[name] for result in found], run, oracle_path)
 
 
 @pytest.mark.parametrize("name", WITH_EXPERTS)
@@ -109,7 +109,7 @@ def test_experts_among_replicas_equal_transformers(
     run = RUNS_OF_EXPERTS[run_name]
     names = WITH_EXPERTS
     found = ranks.run_once(oracle_models, run.layout.world_size, run, oracle_path, names)
-    _check(name, [result[name] for result in found], run, oracle_path)
+    check(name, [result[name] for result in found], run, oracle_path)
 
 
 @pytest.mark.parametrize("name", WITH_OTHER_ENDS)
@@ -118,7 +118,7 @@ def test_other_ends_of_a_model_equal_transformers_where_weights_come_and_go(
 ) -> None:
     run = RUNS["dp2-zero3"]
     found = ranks.run_once(oracle_models, 2, run, oracle_path, WITH_OTHER_ENDS)
-    _check(name, [result[name] for result in found], run, oracle_path)
+    check(name, [result[name] for result in found], run, oracle_path)
 
 
 def _some_with(name: str, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -128,8 +128,8 @@ def _some_with(name: str, names: tuple[str, ...]) -> tuple[str, ...]:
     return names[first : first + AT_ONCE]
 
 
-def _check(name: str, results: list[Any], run: Run, oracle_path: str) -> None:
-    """Loss, logits and every gradient."""
+def check(name: str, results: list[Any], run: Run, oracle_path: str) -> None:
+    """Loss, logits and every gradient are those of the oracle."""
     oracle = np.load(oracle_path)
     tolerance = 1e-9 if name == "gpt2" else 1e-5
 

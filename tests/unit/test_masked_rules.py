@@ -54,6 +54,12 @@ ORDER_PROBLEMS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ),
     (
         _ORDERED,
+        {"tokens": "/a", "reset_positions": True},
+        "model.sentence_order",
+        "only with data.reset_positions = false, not true",
+    ),
+    (
+        _ORDERED,
         {"tokens": "/a", "packing": "whole", "masked": {**_HIDDEN, "never": [0, 6, 7]}},
         "model.sentence_order",
         "only with data.packing = stream, not whole",

@@ -81,12 +81,13 @@ class Sequences(Rows):
         seq_len: int,
         number: int,
         place: Callable[[int], int] | None,
-        document_mask: bool = False,
+        documents: bool = False,
     ) -> None:
+        """`documents`: sequences come with where theirs begin."""
         super().__init__(file, number=number, place=place)
         self._seq_len = seq_len
-        self._index = file.index() if document_mask or file.has_prompts else None
-        self._document_mask, self._has_prompts = document_mask, file.has_prompts
+        self._index = file.index() if documents or file.has_prompts else None
+        self._documents, self._has_prompts = documents, file.has_prompts
 
     def row(self, sample: int) -> Row:
         """A sequence and the token behind it."""
@@ -100,7 +101,7 @@ class Sequences(Rows):
 
     def starts(self, sample: int) -> np.ndarray[tuple[int], np.dtype[np.int64]] | None:
         """For each token of a row where its document begins; None: all are one."""
-        if self._index is None or not self._document_mask:
+        if self._index is None or not self._documents:
             return None
         part = self.part(sample)
         starts = np.zeros(part.stop - part.start, dtype=np.int64)
@@ -116,9 +117,11 @@ class Sequences(Rows):
 class BlendDataset:
     """Sequences of several sources."""
 
-    def __init__(self, sources: Sequence[Rows], *, vocab_size: int) -> None:
+    def __init__(self, sources: Sequence[Rows], *, vocab_size: int, apart: bool = True) -> None:
+        """`apart`: where sequences have documents, none is predicted from another."""
         self._sources = sources
         self._vocab_size = vocab_size
+        self._apart = apart
 
     def read(self, samples: Sequence[tuple[int, int]]) -> MicroBatch:
         """Tokens and targets of samples, given by source and number, each [S, B] int64.
@@ -139,8 +142,9 @@ class BlendDataset:
         if starts[0] is None:
             return MicroBatch(tokens=tokens, targets=targets, num_predicted=_predicted(targets))
         of_tokens, of_targets = _shifted(np.stack([each for each in starts if each is not None]))
-        # The first token of a document does not follow from the one before.
-        targets = targets.masked_fill(of_targets != of_tokens, NO_TARGET)
+        if self._apart:
+            # The first token of a document does not follow from the one before.
+            targets = targets.masked_fill(of_targets != of_tokens, NO_TARGET)
         return MicroBatch(
             tokens=tokens,
             targets=targets,
@@ -149,7 +153,7 @@ class BlendDataset:
         )
 
     def starts(self, samples: Sequence[tuple[int, int]]) -> Tensor:
-        """Those that `read` would give, [S, B] int64, of sources that keep documents apart.
+        """Those that `read` would give, [S, B] int64, of sources that come with documents.
 
         No token is read: where documents begin is in the index beside them.
         """

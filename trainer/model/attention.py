@@ -76,7 +76,8 @@ class AttentionCore:
             places_SB = None if documents is None else documents.positions_SB
             q_SBHC, k_SBGC = (rotate(each, rope, places_SB) for each in (q_SBHC, k_SBGC))
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (q_SBHC, k_SBGC, v_SBGC))
-        mixed_BHSC = self._attend(q, k, v, key, documents)
+        apart = documents if documents is not None and documents.are_apart else None
+        mixed_BHSC = self._attend(q, k, v, key, apart)
         return mixed_BHSC.permute(2, 0, 1, 3).reshape(*rows_SBGR.shape[:3], -1)
 
     def _attend(

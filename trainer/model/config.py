@@ -69,7 +69,8 @@ class GptConfig:
     `kv_heads` None means as many as `heads`, `head_dim` None hidden / heads, `vocab_rows` None
     as many as there are tokens, `qkv_bias` None as `attention_bias`. `window_pattern` says of
     each layer whether the window holds there, repeated over the depth; `local_rope` is for those
-    layers, None as `rope`.
+    layers, None as `rope`. In sequences that come with their documents, attention sees its own
+    one only if `documents_apart`, and positions begin anew in each if `resets_positions`.
     """
 
     layers: int
@@ -87,6 +88,8 @@ class GptConfig:
     head_dim: int | None = None
     vocab_rows: int | None = None
     bidirectional: bool = False
+    documents_apart: bool = True
+    resets_positions: bool = True
     block: Literal["serial", "parallel"] = "serial"
     block_norms: Literal[1, 2] = 1
     block_biases: Literal[1, 2] = 1

@@ -1,4 +1,4 @@
-"""Documents in one row of tokens, each apart: what a query may see, and where a token stands.
+"""Documents in one row of tokens: what a query may see, and where a token stands.
 
 All follows from one number for each token, the place of its document's first one. On CUDA,
 FlexAttention skips the blocks of keys that no query of a block may see; elsewhere there is a mask
@@ -21,16 +21,27 @@ from trainer.model.window import FLEX_BLOCK, block_ends, ordered_blocks
 class Documents:
     """The documents of a micro-batch."""
 
-    def __init__(self, starts_SB: Tensor, *, bidirectional: bool = False) -> None:
+    def __init__(
+        self,
+        starts_SB: Tensor,
+        *,
+        bidirectional: bool = False,
+        apart: bool = True,
+        resets_positions: bool = True,
+    ) -> None:
         """For each token where its document begins in the sequence, 0 if that is before it.
 
         `bidirectional`: a query sees all of its document, and not only what is before it.
+        `apart`: it sees no other document.
         """
         self._bidirectional = bidirectional
         self._starts_BS = starts_SB.t().contiguous()
+        self.are_apart = apart
+        """If not, attention is that of a sequence without documents, and there is no mask."""
         index = torch.arange(len(starts_SB), device=starts_SB.device)
-        self.positions_SB = index[:, None] - starts_SB
-        """Counted from the first token of each document that is in the sequence."""
+        self.positions_SB = index[:, None] - starts_SB if resets_positions else None
+        """Counted from the first token of each document that is in the sequence; None: from the
+        sequence's."""
         self._masks: dict[int | None, Any] = {}
         self._biases: dict[int | None, Tensor] = {}
 

@@ -94,11 +94,7 @@ class GptChunk(nn.Module):
         drops = self._config.drops and torch.is_grad_enabled()
         assert self._key is not None or not drops, "begin says which masks a forward has"
         key = self._key if drops else None
-        documents = (
-            None
-            if starts_SB is None
-            else Documents(starts_SB, bidirectional=self._config.bidirectional)
-        )
+        documents = None if starts_SB is None else self._documents(starts_SB)
         if hidden is None:
             x_SBD = self._embed(tokens_SB, key, documents, sentences)
             terms = self._no_terms
@@ -122,6 +118,15 @@ class GptChunk(nn.Module):
         logits = logits * self._config.logit_scale
         cap = self._config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def _documents(self, starts_SB: Tensor) -> Documents:
+        config = self._config
+        return Documents(
+            starts_SB,
+            bidirectional=config.bidirectional,
+            apart=config.documents_apart,
+            resets_positions=config.resets_positions,
+        )
 
     def _embed(
         self,

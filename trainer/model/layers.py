@@ -264,7 +264,7 @@ class PositionTable(Layer):
     def forward(self, num_positions: int, documents: Documents | None) -> Tensor:
         """Of so many tokens of this rank's, with or without a dim of the micro-batch."""
         own = _own_part(self, num_positions)
-        if documents is not None:
+        if documents is not None and documents.positions_SB is not None:
             return F.embedding(documents.positions_SB[own], self.weight)
         return self.weight[own].unsqueeze(1)
 

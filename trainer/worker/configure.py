@@ -38,13 +38,15 @@ _ALIKE = (
 
 
 def gpt_config(spec: JobSpec) -> GptConfig:
-    """The model section of the spec, in the model's own words."""
+    """The model section of the spec, in the model's own words, and what documents are to it."""
     model, parallel = spec.model, spec.parallel
     return GptConfig(
         sequence_parallel=parallel.sequence_parallel,
         dtype=DTYPES[spec.precision],
         head_dim=model.head_width,
         bidirectional=model.attention == "bidirectional",
+        documents_apart=spec.data.keeps_documents_apart,
+        resets_positions=spec.data.resets_positions,
         moe=_moe(model),
         learned_positions=model.positions == "learned",
         alibi=model.positions == "alibi",

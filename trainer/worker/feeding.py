@@ -81,7 +81,8 @@ def open_data(spec: JobSpec, mesh: Mesh, data_dir: Path, node: NodeLoader | None
     wanted = Wanted(
         tokens=mesh.is_first_stage,
         targets=mesh.is_last_stage,
-        starts=spec.data.keeps_documents_apart,
+        starts=spec.documents_reach_every_stage
+        or (spec.data.resets_positions and mesh.is_first_stage),
     )
 
     def loader(split: int, alone: Split) -> Loader:
@@ -266,7 +267,7 @@ class _Files:
             packing = self._packing(file)
             return PackedSequences(file, packing, seq_len=seq_len, number=number, place=place)
         return Sequences(
-            file, seq_len=seq_len, number=number, place=place, document_mask=data.document_mask
+            file, seq_len=seq_len, number=number, place=place, documents=data.finds_documents
         )
 
 
@@ -279,8 +280,10 @@ def _split(spec: JobSpec, sources: list[Rows], blend: Blend, *, trains: bool) ->
         num_replicas=spec.parallel.dp,
         seed=spec.seed,
     )
-    dataset = BlendDataset(sources, vocab_size=spec.model.vocab_size)
+    dataset = BlendDataset(
+        sources, vocab_size=spec.model.vocab_size, apart=spec.data.keeps_documents_apart
+    )
     prefetch = dataset.prefetch if dataset.is_remote else None
-    starts = dataset.starts if spec.data.keeps_documents_apart else None
+    starts = dataset.starts if spec.data.finds_documents else None
     transform = _transform(spec, varies=trains)
     return Split(dataset, plan, transform, starts=starts, prefetch=prefetch)

@@ -215,13 +215,13 @@ def _contract(
 def shares_data(spec: JobSpec, ranks: Sequence[int]) -> bool:
     """Whether several of these ranks read data, and one process may do so for them.
 
-    Stages in the middle of a pipeline read nothing, or where documents begin if these are apart.
+    Stages in the middle of a pipeline read nothing, or where documents begin if they need it.
     """
     if spec.is_script or spec.data.loader != "node":
         return False
     ends = (0, spec.parallel.pp - 1)
     stages = [spec.layout.coordinate(rank).pp for rank in ranks]
-    return sum(spec.data.keeps_documents_apart or stage in ends for stage in stages) > 1
+    return sum(spec.documents_reach_every_stage or stage in ends for stage in stages) > 1
 
 
 def upload_plan(config: AgentConfig, command: agents_pb2.Command, spec: JobSpec) -> UploadPlan:
