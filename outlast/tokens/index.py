@@ -13,13 +13,12 @@ All of it is mapped into memory: an index of a billion documents costs pages, no
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +31,8 @@ _TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"
 _CODES = {name: code for code, name in _TYPES.items()}
 # Types of floating-point numbers, which hold no tokens.
 _OTHERS = {6: "float64", 7: "float32"}
-_COPY_BYTES = 1 << 22
-_MAX_SEQUENCE = 2**31 - 1
+# Of a section that is read or written at a time: 4 MiB of its largest numbers.
+STREAM_NUMBERS = 1 << 19
 # Sequences at either end whose places are compared: enough to tell a file that is no plain list.
 _NUM_CHECKED = 1_000_000
 
@@ -139,9 +138,7 @@ def read_index(path: Path, *, name: str | None = None) -> Index:
         OSError: it cannot be read.
     """
     name = str(path) if name is None else name
-    with path.open("rb") as file:
-        header = parse_header(file.read(HEADER_BYTES), path.stat().st_size, name)
-    index = _mapped(path, header)
+    index = _mapped(path, read_header(path, name=name))
     _check_order(name, index)
     return index
 
@@ -212,136 +209,75 @@ def _check_order(name: str, index: Index) -> None:
             raise ValueError(f"{name}: its sequences do not lie one after the other")
 
 
-class TokenWriter:
-    """Writes NAME.bin and, in `close`, NAME.idx; both are complete only then.
+def read_header(path: Path, *, name: str | None = None) -> IndexHeader:
+    """How much an index has, without the rest of it; errors have its `name`, `path` unless given.
 
-    Memory holds one number for each document.
+    Raises:
+        ValueError: it is none, or it is truncated.
+        OSError: it cannot be read.
     """
-
-    def __init__(self, name: Path, token_type: str) -> None:
-        """`name` is the path of both files without their endings."""
-        self._name = name
-        self._type = np.dtype(token_type).newbyteorder("<")
-        self._largest = int(np.iinfo(self._type).max)
-        self._code = _CODES[token_type]
-        self._lengths = _Numbers("<i4")
-        self._sequences = _Numbers("<i8")
-        self._file: BinaryIO = name.with_name(f"{name.name}.bin").open("wb")
-
-    def add(self, *parts: NDArray[Any]) -> None:
-        """Write one document of one token at least; each part of it is a sequence.
-
-        Raises:
-            ValueError: an id is beyond the type.
-        """
-        self._sequences.append([len(self._lengths)])
-        for tokens in parts:
-            self._write(tokens)
-            self._add_sequence(len(tokens))
-
-    def add_pieces(self, pieces: Iterable[NDArray[Any]]) -> None:
-        """Write one document of one sequence as its pieces come; nothing if they have no tokens."""
-        count = 0
-        for tokens in pieces:
-            self._write(tokens)
-            count += len(tokens)
-        if count:
-            self._sequences.append([len(self._lengths)])
-            self._add_sequence(count)
-
-    def _write(self, tokens: NDArray[Any]) -> None:
-        if len(tokens) and not (tokens.min() >= 0 and tokens.max() <= self._largest):
-            raise ValueError(
-                f"{self._name}: ids from {tokens.min()} to {tokens.max()}; allowed in "
-                f"{self._type.name}: 0 to {self._largest}"
-            )
-        self._file.write(tokens.astype(self._type, copy=False).tobytes())
-
-    def _add_sequence(self, count: int) -> None:
-        lengths = [_MAX_SEQUENCE] * (count // _MAX_SEQUENCE)
-        rest = count % _MAX_SEQUENCE
-        # An empty prompt is a sequence, too.
-        self._lengths.append(lengths if lengths and not rest else [*lengths, rest])
-
-    def close(self) -> None:
-        """Write the index."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        write_index(
-            self._name.with_name(f"{self._name.name}.idx"),
-            code=self._code,
-            lengths=self._lengths.all(),
-            documents=self._sequences.all(),
-            item_bytes=self._type.itemsize,
-        )
+    with path.open("rb") as file:
+        return parse_header(file.read(HEADER_BYTES), path.stat().st_size, name or str(path))
 
 
-def join_pairs(pairs: Sequence[Path], name: Path, token_type: str) -> bool:
-    """Write the documents of all `pairs`, in their order, as one; False if they have none.
+def stream_lengths(path: Path) -> Iterator[NDArray[np.int32]]:
+    """The tokens of each sequence of an index, some MiB at a time.
 
-    Memory holds one number for each document.
+    Raises:
+        ValueError: it is none, or it is truncated.
+        OSError: it cannot be read.
     """
-    lengths, documents = _Numbers("<i4"), _Numbers("<i8")
-    with name.with_name(f"{name.name}.bin").open("wb") as joined:
-        for pair in pairs:
-            tokens = pair.with_name(f"{pair.name}.bin")
-            if not tokens.stat().st_size:
-                continue
-            index = read_index(pair.with_name(f"{pair.name}.idx"))
-            documents.append(index.documents[:-1] + len(lengths))
-            lengths.append(index.lengths)
-            with tokens.open("rb") as part:
-                shutil.copyfileobj(part, joined, _COPY_BYTES)
-        joined.flush()
-        os.fsync(joined.fileno())
-    if not len(lengths):
-        name.with_name(f"{name.name}.bin").unlink()
-        return False
-    write_index(
-        name.with_name(f"{name.name}.idx"),
-        code=_CODES[token_type],
-        lengths=lengths.all(),
-        documents=documents.all(),
-        item_bytes=np.dtype(token_type).itemsize,
-    )
-    return True
+    return _stream(path, HEADER_BYTES, "<i4", read_header(path).num_sequences)
+
+
+def stream_documents(path: Path) -> Iterator[NDArray[np.int64]]:
+    """The first sequence of each document of an index, some MiB at a time.
+
+    Raises:
+        ValueError: it is none, or it is truncated.
+        OSError: it cannot be read.
+    """
+    header = read_header(path)
+    first_byte = HEADER_BYTES + 12 * header.num_sequences
+    return _stream(path, first_byte, "<i8", header.num_documents)
+
+
+def _stream(path: Path, first_byte: int, kind: str, count: int) -> Iterator[NDArray[Any]]:
+    # Not mapped: pages that were read would count as memory of the process.
+    with path.open("rb") as file:
+        file.seek(first_byte)
+        for first in range(0, count, STREAM_NUMBERS):
+            size = min(STREAM_NUMBERS, count - first) * np.dtype(kind).itemsize
+            yield np.frombuffer(file.read(size), dtype=kind)
 
 
 def write_index(
     path: Path,
     *,
-    code: int,
-    lengths: NDArray[np.int32],
-    documents: NDArray[np.int64],
-    item_bytes: int,
+    token_type: str,
+    num_sequences: int,
+    num_documents: int,
+    lengths: Callable[[], Iterable[NDArray[np.int32]]],
+    documents: Iterable[NDArray[np.int64]],
 ) -> None:
-    """Write an index; `documents` has the first sequence of each, without the number of all."""
-    places = np.zeros(len(lengths), dtype="<i8")
-    np.cumsum(lengths[:-1], dtype=np.int64, out=places[1:])
-    places *= item_bytes
+    """Write an index of any size; memory holds as much as one array of its streams.
+
+    `lengths` gives the tokens of each sequence, and is called twice: places follow from them.
+    `documents` has the first sequence of each.
+    """
+    item_bytes = np.dtype(token_type).itemsize
     with path.open("wb") as file:
-        file.write(_HEADER.pack(MAGIC, _VERSION, code, len(lengths), len(documents) + 1))
-        file.write(lengths.astype("<i4", copy=False).tobytes())
-        file.write(places.tobytes())
-        file.write(documents.astype("<i8", copy=False).tobytes())
-        file.write(struct.pack("<q", len(lengths)))
+        code = _CODES[token_type]
+        file.write(_HEADER.pack(MAGIC, _VERSION, code, num_sequences, num_documents + 1))
+        for some in lengths():
+            file.write(some.astype("<i4", copy=False).tobytes())
+        num_before = 0
+        for some in lengths():
+            ends = np.cumsum(some, dtype=np.int64)
+            file.write(((ends - some + num_before) * item_bytes).astype("<i8").tobytes())
+            num_before += int(some.sum(dtype=np.int64))
+        for firsts in documents:
+            file.write(firsts.astype("<i8", copy=False).tobytes())
+        file.write(struct.pack("<q", num_sequences))
         file.flush()
         os.fsync(file.fileno())
-
-
-class _Numbers:
-    """A growing list of numbers that takes no more memory than they need."""
-
-    def __init__(self, kind: str) -> None:
-        self._buffer = bytearray()
-        self._kind = np.dtype(kind)
-
-    def append(self, numbers: Sequence[int] | NDArray[Any]) -> None:
-        self._buffer += np.asarray(numbers, dtype=self._kind).tobytes()
-
-    def all(self) -> NDArray[Any]:
-        return np.frombuffer(self._buffer, dtype=self._kind)
-
-    def __len__(self) -> int:
-        return len(self._buffer) // self._kind.itemsize

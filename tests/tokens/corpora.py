@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from outlast.tokens.index import TokenWriter
 from outlast.tokens.manifest import Manifest, Split
+from outlast.tokens.writer import TokenWriter
 
 
 def write(name: Path, documents: Sequence[Sequence[int]], token_type: str = "uint16") -> Path:

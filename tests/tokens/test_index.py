@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from outlast.tokens.files import open_source
-from outlast.tokens.index import TokenWriter, read_index
+from outlast.tokens.index import read_index
+from outlast.tokens.join import join_pairs
+from outlast.tokens.writer import TokenWriter
 
 # Written by IndexedDatasetBuilder of megatron-core 0.16.0: three documents of one sequence, and one
 # of two.
@@ -90,6 +92,19 @@ def test_both_write_the_same_bytes(megatron: ModuleType, tmp_path: Path) -> None
     for suffix in (".bin", ".idx"):
         ours = (tmp_path / "ours").with_suffix(suffix).read_bytes()
         assert ours == (tmp_path / "theirs").with_suffix(suffix).read_bytes()
+
+
+def test_megatron_reads_what_we_join(megatron: ModuleType, tmp_path: Path) -> None:
+    documents, pairs = documents_of("int32"), [tmp_path / name for name in ("a", "b", "c")]
+    for pair, few in zip(pairs, (documents[:2], [], documents[2:]), strict=True):
+        writer = TokenWriter(pair, "int32")
+        for document in few:
+            writer.add(document)
+        writer.close()
+    assert join_pairs(pairs, tmp_path / "ours", "int32")
+    read = megatron.IndexedDataset(str(tmp_path / "ours"))
+    assert read.document_indices.tolist() == list(range(len(documents) + 1))
+    assert [read[number].tolist() for number in range(5)] == [each.tolist() for each in documents]
 
 
 def test_what_megatron_wrote_is_read_with_its_documents() -> None:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from outlast.tokens.files import open_source
-from outlast.tokens.index import TokenWriter, read_index
+from outlast.tokens.index import read_index
+from outlast.tokens.writer import TokenWriter
 from trainer.data.corpus import long_text, run
 from trainer.data.corpus.tokenizer import load
 from trainer.data.corpus.tokenizer_type import Tokenizer

@@ -14,7 +14,7 @@ import torch
 
 from outlast import local_socket
 from outlast.spec.parse import parse_spec
-from outlast.tokens.index import TokenWriter
+from outlast.tokens.writer import TokenWriter
 from tests.cli.running import outlast, outlast_json
 from tests.tokens.corpora import prepared, write
 from tests.trainer import resuming

@@ -17,7 +17,7 @@ from checkpoint.storage.reading import FileStore
 from outlast.errors import SettingError
 from outlast.remote.files import RemoteFiles
 from outlast.spec.parse import parse_spec
-from outlast.tokens.index import TokenWriter
+from outlast.tokens.writer import TokenWriter
 from tests.tokens import remote
 from tests.tokens.corpora import counted, prepared, write
 from trainer.parallel.mesh import Mesh

@@ -29,8 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diagnostics.children import die_with
-from outlast.tokens.index import TokenWriter, join_pairs, read_index
+from outlast.tokens.index import read_index
+from outlast.tokens.join import join_pairs
 from outlast.tokens.manifest import NAME, PARTS, Manifest, Split
+from outlast.tokens.writer import TokenWriter
 from trainer.data.corpus import long_text
 from trainer.data.corpus.counts import Counts
 from trainer.data.corpus.tokenizer import load
