@@ -137,6 +137,35 @@ def test_memory_of_writing_does_not_grow_with_documents(
     assert peaks[2] < peaks[1] + 4096
 
 
+@pytest.mark.parametrize("num_more", [0, 1, 9])
+def test_a_writer_begins_at_a_mark_and_drops_what_is_behind(tmp_path: Path, num_more: int) -> None:
+    documents = [np.arange(number, 2 * number + 1) for number in range(20)]
+    whole, first = (TokenWriter(tmp_path / name, "uint16") for name in ("whole", "cut"))
+    for number, document in enumerate(documents[: 10 + num_more]):
+        whole.add(document)
+        first.add(document)
+        if number == 9:
+            first.add_piece(np.array([7, 8]))
+            mark = first.mark()
+            first.end_document()
+    whole.close()
+    # Numbers of another document are in all files of the killed one.
+    first.mark()
+    first.abandon()
+    assert mark.is_held_by(tmp_path / "cut", "uint16")
+    again = TokenWriter(tmp_path / "cut", "uint16", mark)
+    again.end_document()
+    for document in documents[10 : 10 + num_more]:
+        again.add(document)
+    again.close()
+    found = read_index(tmp_path / "cut.idx")
+    expected = read_index(tmp_path / "whole.idx").lengths.tolist()
+    assert found.lengths.tolist() == [*expected[:10], 2, *expected[10:]]
+    assert found.documents.tolist() == list(range(12 + num_more))
+    tokens = [*documents[:10], [7, 8], *documents[10 : 10 + num_more]]
+    assert np.array_equal(np.fromfile(tmp_path / "cut.bin", dtype="<u2"), np.concatenate(tokens))
+
+
 def test_joining_what_is_damaged_is_refused(tmp_path: Path) -> None:
     pairs = [pair_of(tmp_path / str(number), 3000) for number in range(2)]
     content = (tmp_path / "1.idx").read_bytes()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import subprocess
 import sys
+from dataclasses import asdict
 from difflib import SequenceMatcher
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from checkpoint.core.checked_json import Fields
 from outlast.tokens.files import open_source
 from outlast.tokens.index import read_index
 from outlast.tokens.writer import TokenWriter
@@ -96,7 +99,7 @@ def test_the_ids_are_those_of_the_whole_text(tmp_path: Path, kind: str, text_of:
     assert "".join(piece.text for piece in pieces) == text
     assert len(pieces) >= len(text) // 2000
     # Each but the first has what is before it.
-    assert all(piece.num_ids_before for piece in pieces[1:])
+    assert all(piece.start.num_ids_before for piece in pieces[1:])
     found = np.concatenate(list(long_text.encoded(pieces, tokenizer))).tolist()
     expected = tokenizer.encode(text).tolist()
     if (kind, text_of) != ("unigram", characters):
@@ -114,7 +117,7 @@ def test_where_no_place_is_good_a_piece_begins_as_a_document(tmp_path: Path) -> 
     tokenizer = byte_level(tmp_path, "a" * 3000)
     (tmp_path / "a.txt").write_text("a" * 9001)
     pieces = list(long_text.pieces(tmp_path / "a.txt", tokenizer))
-    assert {piece.num_ids_before for piece in pieces} == {0}
+    assert {piece.start.num_ids_before for piece in pieces} == {0}
     found = np.concatenate(list(long_text.encoded(pieces, tokenizer)))
     assert tokenizer.decode(found.tolist()) == "a" * 9001
 
@@ -129,7 +132,7 @@ def test_a_run_of_one_letter_looks_good_from_no_place(tmp_path: Path) -> None:
     library.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "a.txt").write_text("x" + "a" * 9000)
     pieces = list(long_text.pieces(tmp_path / "a.txt", load(str(tmp_path))))
-    assert {piece.num_ids_before for piece in pieces} == {0}
+    assert {piece.start.num_ids_before for piece in pieces} == {0}
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -140,10 +143,63 @@ def test_bytes_that_are_no_text_are_replaced_as_in_the_whole(tmp_path: Path) -> 
     assert "".join(found) == content.decode(errors="replace")
 
 
+def decisive(piece: long_text.Piece) -> tuple[str, str, int]:
+    """All that ids follow from; the same place may be so many characters behind another byte."""
+    return piece.start.before, piece.text, piece.start.num_ids_before
+
+
+def assert_goes_on_anywhere(path: Path, tokenizer: Tokenizer) -> None:
+    """Pieces are the same from wherever they are begun."""
+    pieces = list(long_text.pieces(path, tokenizer))
+    assert len(pieces) > 5
+    for number, piece in enumerate(pieces):
+        written = json.dumps(asdict(piece.next))
+        start = long_text.parsed(Fields(json.loads(written)))
+        # As much of the file is read again as is read at a time, and a character.
+        assert start.skip <= 777
+        rest = list(long_text.pieces(path, tokenizer, start))
+        assert list(map(decisive, rest)) == list(map(decisive, pieces[number + 1 :]))
+        read = start.byte + sum(each.num_bytes for each in rest)
+        assert read == path.stat().st_size or not rest
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("text_of", [prose, characters])
+def test_a_text_goes_on_behind_any_piece(tmp_path: Path, kind: str, text_of: object) -> None:
+    assert callable(text_of)
+    tokenizer = MADE[kind](tmp_path, text_of(2))
+    (tmp_path / "a.txt").write_bytes(text_of(1).encode())
+    assert_goes_on_anywhere(tmp_path / "a.txt", tokenizer)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("seed", range(20))
+def test_bytes_that_are_no_text_go_on_behind_any_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Also where blocks end within a character, and the file does."""
+    draw = random.Random(seed)
+    monkeypatch.setattr(long_text, "_READ_BYTES", draw.randint(1, 777))
+    parts = [
+        "naïve 文字 😀".encode(),
+        b"\xff",
+        b"\xe6\x96",
+        b"\xf0\x9f\x98",
+        b"plain text\n",
+        b"\xc3",
+    ]
+    content = b"".join(draw.choice(parts) for _ in range(2500))
+    (tmp_path / "a.txt").write_bytes(content)
+    assert_goes_on_anywhere(tmp_path / "a.txt", load("byte"))
+
+
 def test_a_document_in_pieces_is_one_sequence(tmp_path: Path) -> None:
     writer = TokenWriter(tmp_path / "a", "uint16")
-    writer.add_pieces(np.arange(at, at + 10) for at in range(0, 50, 10))
-    writer.add_pieces(iter(()))
+    for at in range(0, 50, 10):
+        writer.add_piece(np.arange(at, at + 10))
+    writer.end_document()
+    writer.end_document()
     writer.add(np.array([7]))
     writer.close()
     index = read_index(tmp_path / "a.idx")

@@ -1,8 +1,8 @@
 """Preparing a corpus: units become pairs of files side by side, which are then joined in order.
 
-What is done stays: each unit's files appear in one rename, and a run
-that was interrupted goes on with the units that have none. The result does not depend on how many
-processes there were, nor on which was first.
+What is done stays: each unit's files appear in one rename, and a run that was interrupted goes on
+with the units that have none, within those that may be large (`partial.py`). The result does not
+depend on how many processes there were, nor on which was first.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diagnostics.children import die_with
+from outlast import __version__
 from outlast.tokens.index import read_index
 from outlast.tokens.join import join_pairs
 from outlast.tokens.manifest import NAME, PARTS, Manifest, Split
-from outlast.tokens.writer import TokenWriter
 from trainer.data.corpus import long_text
 from trainer.data.corpus.counts import Counts
-from trainer.data.corpus.tokenizer import load
+from trainer.data.corpus.partial import SPLITS, Partial, has_records
+from trainer.data.corpus.tokenizer import load, stamp
 from trainer.data.corpus.tokenizer_type import Tokenizer
-from trainer.data.corpus.units import Unit, documents, is_text_file
+from trainer.data.corpus.units import Unit, documents, is_packed, is_small, is_text_file
 
-_SPLITS = ("train", "validation")
 _PIECE_BYTES = 1 << 22
 # Between looks at how far the processes are.
 _SHOW_S = 0.2
@@ -62,8 +62,9 @@ class Order:
     validation_fraction: float
 
     def digest(self) -> str:
-        """Changes with the corpus and the options."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        """Changes with the corpus, the options and the tokenizer's file."""
+        facts = {**asdict(self), "stamp": stamp(self.tokenizer)}
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def prepare(folder: Path, order: Order, *, num_processes: int, done: Done) -> Manifest:
@@ -127,7 +128,7 @@ def _claim(folder: Path, parts: Path, order: Order) -> None:
     claim = parts / "order"
     if claim.exists():
         # A first try with a wrong option has no parts that could be of use to anyone.
-        has_parts = any(path.name.isdigit() for path in parts.iterdir())
+        has_parts = has_records(parts) or any(path.name.isdigit() for path in parts.iterdir())
         if has_parts and claim.read_text() != order.digest():
             raise ValueError(
                 f"{folder} has parts of a corpus with other files or options, or made by another "
@@ -166,32 +167,76 @@ def _begin(parent: int, num_threads: int, counts: Counts) -> None:
 def _tokenize(part: Path, options: Order, unit: Unit, number: int, num_threads: int) -> None:
     """One unit, in a process of its own."""
     tokenizer = _loaded(options.tokenizer, num_threads)
-    fraction = Fraction(str(options.validation_fraction))
-    partial = part.with_name(f"{part.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    writers = {split: TokenWriter(partial / split, tokenizer.token_type) for split in _SPLITS}
-
-    def writer_of(place: int) -> TokenWriter:
-        # The number of the unit moves the first: each may have few documents.
-        at = place + number
-        is_held_out = floor((at + 1) * fraction) > floor(at * fraction)
-        return writers["validation" if is_held_out else "train"]
-
-    num_tokens = 0
     is_text = is_text_file(unit, options.fields)
-    if is_text:
-        writer_of(0).add_pieces(_text_encoded(Path(unit.path), tokenizer))
-    else:
-        for place, parts in enumerate(_encoded(documents(unit, options.fields), tokenizer)):
+    digest = replace(options, units=(unit,)).digest()
+    # Another version may cut a text elsewhere.
+    identity = f"part {number} of outlast {__version__}: {digest}"
+    with Partial(part, tokenizer.token_type, identity) as partial:
+        if is_text:
+            left = _tokenize_text(partial, options, unit, number, tokenizer)
+        else:
+            left = _tokenize_documents(partial, options, unit, number, tokenizer)
+        partial.finish()
+    _counts.add(*left)
+
+
+def _tokenize_text(
+    partial: Partial, options: Order, unit: Unit, number: int, tokenizer: Tokenizer
+) -> tuple[int, int]:
+    """A text file, some pieces at a time, and what is behind it.
+
+    Gives the bytes and tokens that are not counted yet.
+    """
+    writer = partial.writers[_split_of(number, Fraction(str(options.validation_fraction)))]
+    start = long_text.BEGINNING if partial.position is None else long_text.parsed(partial.position)
+    found = long_text.pieces(Path(unit.path), tokenizer, start)
+    _counts.add(start.byte, 0)
+    num_left = unit.num_bytes - start.byte
+    while batch := list(islice(found, _BATCH_CHARACTERS // long_text.PIECE_CHARACTERS)):
+        num_tokens = 0
+        for ids in long_text.encoded(batch, tokenizer):
+            num_tokens += len(ids)
+            writer.add_piece(ids)
+        num_bytes = sum(piece.num_bytes for piece in batch)
+        num_left -= num_bytes
+        _counts.add(num_bytes, num_tokens)
+        partial.keep(asdict(batch[-1].next))
+    if tokenizer.end_of_document is not None:
+        writer.add_piece(np.array([tokenizer.end_of_document]))
+    writer.end_document()
+    # Some of a file that an earlier run has read to its end.
+    return num_left, 0
+
+
+def _tokenize_documents(
+    partial: Partial, options: Order, unit: Unit, number: int, tokenizer: Tokenizer
+) -> tuple[int, int]:
+    """Lines or rows, some at a time.
+
+    Gives the bytes and tokens that are not counted yet.
+    """
+    fraction = Fraction(str(options.validation_fraction))
+    at = 0 if partial.position is None else partial.position.integer("documents")
+    num_tokens = 0
+    found = documents(unit, options.fields, lambda num_bytes: _counts.add(num_bytes, 0))
+    # What an earlier run has done is read again, as a packed file has no other way to a line.
+    for batch in _batches(islice(found, at, None)):
+        for parts in _all_encoded(batch, tokenizer):
             if len(parts[-1]):
                 num_tokens += sum(map(len, parts))
-                writer_of(place).add(*parts)
-    for writer in writers.values():
-        writer.close()
-    partial.rename(part)
-    if not is_text:
-        _counts.add(unit.num_bytes, num_tokens)
+                # The number of the unit moves the first: each may have few documents.
+                partial.writers[_split_of(at + number, fraction)].add(*parts)
+            at += 1
+        if not is_small(unit):
+            _counts.add(0, num_tokens)
+            num_tokens = 0
+            partial.keep({"documents": at})
+    return 0 if is_packed(unit) else unit.num_bytes, num_tokens
+
+
+def _split_of(at: int, fraction: Fraction) -> str:
+    is_held_out = floor((at + 1) * fraction) > floor(at * fraction)
+    return "validation" if is_held_out else "train"
 
 
 @lru_cache(maxsize=1)
@@ -199,32 +244,17 @@ def _loaded(name: str, num_threads: int) -> Tokenizer:
     return load(name, num_threads)
 
 
-def _text_encoded(path: Path, tokenizer: Tokenizer) -> Iterator[NDArray[Any]]:
-    """The ids of a text file, some pieces at a time, and what is behind them."""
-    found = long_text.pieces(path, tokenizer)
-    while batch := list(islice(found, _BATCH_CHARACTERS // long_text.PIECE_CHARACTERS)):
-        num_tokens = 0
-        for ids in long_text.encoded(batch, tokenizer):
-            num_tokens += len(ids)
-            yield ids
-        _counts.add(sum(piece.num_bytes for piece in batch), num_tokens)
-    if tokenizer.end_of_document is not None:
-        yield np.array([tokenizer.end_of_document])
-
-
-def _encoded(
-    found: Iterable[tuple[str, ...]], tokenizer: Tokenizer
-) -> Iterator[list[NDArray[Any]]]:
-    """The ids of each document's texts and what is behind them, of some documents at a time."""
+def _batches(found: Iterable[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
+    """The texts of some documents at a time."""
     waiting: list[tuple[str, ...]] = []
     size = 0
     for texts in found:
         waiting.append(texts)
         size += sum(map(len, texts))
         if size >= _BATCH_CHARACTERS:
-            yield from _all_encoded(waiting, tokenizer)
+            yield waiting
             waiting, size = [], 0
-    yield from _all_encoded(waiting, tokenizer)
+    yield waiting
 
 
 def _all_encoded(
@@ -240,7 +270,7 @@ def _all_encoded(
 
 def _join(folder: Path, parts: Path, order: Order, tokenizer: Tokenizer) -> Manifest:
     splits = {}
-    for split in _SPLITS:
+    for split in SPLITS:
         pairs = [parts / str(number) / split for number in range(len(order.units))]
         if join_pairs(pairs, folder / split, tokenizer.token_type):
             splits[split] = _described(folder / split)

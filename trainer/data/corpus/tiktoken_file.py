@@ -19,7 +19,7 @@ from trainer.data.corpus.tiktoken_encoding import of_encoding
 from trainer.data.corpus.tokenizer_type import ENDS, Tokenizer
 
 # Beside FILE, FILE.json.
-_BESIDE = ".json"
+BESIDE = ".json"
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 _SAMPLE_BYTES = 4096
 _NUM_BYTES = 256
@@ -69,7 +69,7 @@ def load(scheme: str | None, path: Path, num_threads: int) -> Tokenizer:
         ValueError: neither says it, a file is damaged, or the library is not installed.
     """
     package = library("tiktoken", "corpora", path)
-    beside = path.with_name(path.name + _BESIDE)
+    beside = path.with_name(path.name + BESIDE)
     if scheme is None and not beside.is_file():
         choices = " or ".join(f"{name}:{path}" for name in SCHEMES)
         raise ValueError(

@@ -64,6 +64,16 @@ def absolute(name: str) -> str:
     return f"{scheme}:{path.resolve()}" if scheme else str(path.resolve())
 
 
+def stamp(name: str) -> tuple[tuple[int, int], ...]:
+    """Sizes of the files of a tokenizer and when they were written: others are another one."""
+    if name == BYTE or name.startswith(tiktoken_encoding.PREFIX):
+        return ()
+    _, path = _parted(name)
+    files = (path, path.with_name(f"{path.name}{tiktoken_file.BESIDE}"))
+    stats = [each.stat() for each in files if each.is_file()]
+    return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
+
+
 def file_in(folder: Path) -> Path | None:
     """The file of a folder that has its tokenizer; None if there is none."""
     found = (folder / each for each in _FILES if (folder / each).is_file())

@@ -7,14 +7,18 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from outlast.sources import SKIPPED_FOLDERS, TEXT_SUFFIXES, survey
 from trainer.data.corpus import parquet
 from trainer.data.corpus.zstd import ZstdFile, zstandard
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 LINES_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _SUFFIXES = (*TEXT_SUFFIXES, *LINES_SUFFIXES, parquet.SUFFIX)
@@ -167,13 +171,27 @@ def is_text_file(unit: Unit, fields: Mapping[str, str]) -> bool:
     return True
 
 
-def documents(unit: Unit, fields: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+def is_small(unit: Unit) -> bool:
+    """Whether a unit is of a bounded size: a part of plain lines; others are whole files or row
+    groups, however large these are."""
+    return Path(unit.path).suffix == ".jsonl"
+
+
+def is_packed(unit: Unit) -> bool:
+    """Whether a unit is a compressed file."""
+    return Path(unit.path).suffix in _PACKED
+
+
+def documents(
+    unit: Unit, fields: Mapping[str, str], read: Callable[[int], None] = lambda num_bytes: None
+) -> Iterator[tuple[str, ...]]:
     """The texts of each document that begins in a unit; those whose last is empty are left out.
 
     Not of a text file, which is one document of any size: `long_text.pieces` reads it.
 
     `fields` has the names in a JSON line, or of columns, by the option that gives them: of the
-    text, or of a prompt and its completion.
+    text, or of a prompt and its completion. Of a packed file, `read` gets numbers of bytes as they
+    are read, `num_bytes` of the unit in all.
 
     Raises:
         ValueError: a line is no JSON object with text in the fields, or a row has none.
@@ -184,7 +202,7 @@ def documents(unit: Unit, fields: Mapping[str, str]) -> Iterator[tuple[str, ...]
         yield from (texts for texts in found if texts[-1])
         return
     try:
-        for at, line in _lines(path, unit):
+        for at, line in _lines(path, unit, read):
             if not line.strip():
                 continue
             texts = _texts_of(f"{path}: the line at byte {at:,}", line, fields)
@@ -214,15 +232,15 @@ def _texts_of(where: str, line: bytes, fields: Mapping[str, str]) -> tuple[str, 
     return tuple(texts)
 
 
-def _lines(path: Path, unit: Unit) -> Iterator[tuple[int, bytes]]:
-    is_packed = path.suffix in _PACKED
-    with _opened(path) as file:
+def _lines(path: Path, unit: Unit, read: Callable[[int], None]) -> Iterator[tuple[int, bytes]]:
+    goes_on = is_packed(unit)
+    with _opened(path, read) as file:
         at = unit.first
         if at:
             # The line that the unit before ends in is that unit's.
             file.seek(at - 1)
             at += len(file.readline()) - 1
-        while is_packed or at < unit.end:
+        while goes_on or at < unit.end:
             line = file.readline(_MAX_LINE_BYTES)
             if not line:
                 return
@@ -230,10 +248,29 @@ def _lines(path: Path, unit: Unit) -> Iterator[tuple[int, bytes]]:
             at += len(line)
 
 
-def _opened(path: Path) -> BinaryIO:
-    match path.suffix:
-        case ".gz":
-            return cast(BinaryIO, gzip.open(path))
-        case ".zst":
-            return io.BufferedReader(ZstdFile(path), _BUFFER_BYTES)
-    return path.open("rb")
+@contextmanager
+def _opened(path: Path, read: Callable[[int], None]) -> Iterator[BinaryIO]:
+    if path.suffix not in _PACKED:
+        with path.open("rb") as plain:
+            yield plain
+        return
+    with io.BufferedReader(_Counted(path, read), _BUFFER_BYTES) as packed:
+        if path.suffix == ".gz":
+            with gzip.GzipFile(fileobj=packed) as unpacked:
+                yield cast(BinaryIO, unpacked)
+        else:
+            with io.BufferedReader(ZstdFile(path, packed), _BUFFER_BYTES) as unpacked:
+                yield unpacked
+
+
+class _Counted(io.FileIO):
+    """A file whose bytes are counted as they are read."""
+
+    def __init__(self, path: Path, read: Callable[[int], None]) -> None:
+        super().__init__(path)
+        self._read = read
+
+    def readinto(self, buffer: Buffer) -> int | None:
+        count = super().readinto(buffer)
+        self._read(count or 0)
+        return count

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from trainer.data.corpus.extras import library
 
@@ -28,11 +28,11 @@ def zstandard(path: Path) -> Any:
 
 
 class ZstdFile(io.RawIOBase):
-    """What one or more frames in a row hold, as pzstd writes them."""
+    """What one or more frames in a row in a file hold, as pzstd writes them."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, file: BinaryIO) -> None:
         self._library = zstandard(path)
-        self._file = path.open("rb")
+        self._file = file
         self._frame = self._library.ZstdDecompressor().decompressobj()
         self._ready = memoryview(b"")
 
