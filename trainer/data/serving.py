@@ -142,9 +142,14 @@ class Server:
         """Drop what ranks like this one need no more, and have the steps behind read."""
         # Ranks of a replica are a step apart at most.
         kept = range(key.step - 1, key.step + self._steps_ahead + 1)
-        for other in list(self._read):
-            if other._replace(step=key.step) == key and other.step not in kept:
-                os.close(self._read.pop(other))
+
+        def is_over(other: _Key) -> bool:
+            return other._replace(step=key.step) == key and other.step not in kept
+
+        for other in list(filter(is_over, self._read)):
+            os.close(self._read.pop(other))
+        # Where requests left no time to read ahead, steps wait that nobody will ask for.
+        self._ahead = deque(other for other in self._ahead if not is_over(other))
         last = min(key.step + self._steps_ahead, self._last_steps[key.split])
         for step in range(key.step + 1, last + 1):
             wanted = key._replace(step=step)
