@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from controller import join_token, state_dir
-from controller.addresses import bind_http, name_of, reachable
+from controller.addresses import name_of, reachable
 from controller.assembly import Controller, assemble
+from controller.http_port import HttpPort
 from controller.local.cluster import LocalCluster
 from controller.notify import metrics as notifications
 from controller.notify.notifier import Notifier
@@ -89,18 +90,22 @@ async def run(
     if options.stop_with_stdin:
         _stop_with_stdin(loop, stop)
     async with AsyncExitStack() as stack:
+        port = HttpPort(options)
+        stack.callback(port.close)
+        if options.wait:
+            port.begin_standby()
         try:
-            lock, lease = await begin_alone(options, stop, stack)
+            lock, lease = await begin_alone(options, stop, stack, port.waits_for)
         except StoppedError:
             return
+        port.takes_over()
         if options.token_file is not None:
             join_token.make_if_missing(options.token_file)
             join_token.read(options.token_file)
         otlp = start_export("outlast-controller", options.otlp_endpoint, os.environ, {})
         if otlp is not None:
             stack.callback(otlp.close)
-        http = bind_http(options.http)
-        stack.callback(http.close)
+        http = port.bind()
         controller = assemble(options, lease)
         grpc = controller.bind(options.grpc)
         if options.insecure:
@@ -111,6 +116,7 @@ async def run(
             )
         running = Running(grpc=grpc, http=name_of(http), term=controller.journal.term)
         lock.say(grpc=running.grpc, http=running.http)
+        await port.end_standby()
         await _Life(options, running, controller, stop, otlp).live(http, on_ready)
 
 

@@ -35,9 +35,14 @@ class StoppedError(Exception):
 
 
 async def begin_alone(
-    options: Options, stop: asyncio.Event, stack: AsyncExitStack
+    options: Options,
+    stop: asyncio.Event,
+    stack: AsyncExitStack,
+    on_wait: Callable[[str], None],
 ) -> tuple[StateLock, Lease]:
     """The state directory and the journal, which no other controller has; `stack` gives them back.
+
+    `on_wait` is called with what is waited for, whenever that is something else than before.
 
     Raises:
         StoppedError: while they were waited for.
@@ -45,14 +50,14 @@ async def begin_alone(
         DatabaseError: the journal cannot be used.
     """
     open_dir = partial(state_dir.open_state_dir, options.state_dir, looks_first=options.wait)
-    lock = await _taken(open_dir, options, stop)
+    lock = await _taken(open_dir, options, stop, on_wait)
     stack.callback(lock.close)
     if options.fresh:
         state_dir.forget_jobs(options.state_dir)
     state_dir.use_journal(options.state_dir, is_here=options.journal is None)
     claim = _Claim(options)
     stack.callback(claim.close)
-    return lock, await _taken(claim.take, options, stop)
+    return lock, await _taken(claim.take, options, stop, on_wait)
 
 
 class _Claim:
@@ -95,7 +100,12 @@ class _Claim:
             raise
 
 
-async def _taken(take: Callable[[], _Taken], options: Options, stop: asyncio.Event) -> _Taken:
+async def _taken(
+    take: Callable[[], _Taken],
+    options: Options,
+    stop: asyncio.Event,
+    on_wait: Callable[[str], None],
+) -> _Taken:
     """What `take` gives, tried again while another controller has it if that was asked.
 
     Raises:
@@ -113,6 +123,8 @@ async def _taken(take: Callable[[], _Taken], options: Options, stop: asyncio.Eve
             if not lingers and not (options.wait and (is_taken or said)):
                 raise
             if options.wait and said != str(error):
+                # What follows the fact is advice for one that does not wait.
+                on_wait(str(error).partition("; ")[0])
                 logger.info("controller waits: %s", error)
             said = str(error)
         with suppress(TimeoutError):

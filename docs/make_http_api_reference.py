@@ -37,7 +37,10 @@ of the controller's gRPC services, so that both are checked, done and refused al
 - With `--tokens-file` each request shows a token, as `Authorization: Bearer TOKEN` or in the cookie
   that `/api/v1/login` sets; without one the answer is 401, and 403 where its role does not suffice.
 - Otherwise page and API answer the controller's own machine only, unless it was started with
-  `--open-http`; `/metrics`, `/healthz` and `/sd/agents` answer everybody.
+  `--open-http`; `/metrics`, `/healthz`, `/readyz` and `/sd/agents` answer everybody.
+- `/healthz` says whether the process does its work, also while it waits for another controller
+  (`--wait`); `/readyz` answers 200 for the one that leads, and 503 with the reason for one that
+  waits, starts or stops. All else is 503 while it waits.
 
 | | path | parameters | |
 |---|---|---|---|

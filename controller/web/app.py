@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import socket
-from collections.abc import Iterator
 from typing import Any
 
-import uvicorn
-from prometheus_client import CollectorRegistry, exposition
-from prometheus_client.core import Metric
-from prometheus_client.openmetrics import exposition as openmetrics
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -23,6 +17,7 @@ import outlast
 from controller.access.audit import Audit
 from controller.access.callers import Callers
 from controller.access.tls import ServerTls
+from controller.core.health import Health, Phase
 from controller.planner import PlanJob
 from controller.refusals import ReadOnlyError
 from controller.service import Service
@@ -30,10 +25,13 @@ from controller.sessions.session import Sessions
 from controller.store.journal import Journal
 from controller.web.api import Api
 from controller.web.compression import Compressed
+from controller.web.exposition import expose
 from controller.web.gateway import Gateway
+from controller.web.health import health_routes
 from controller.web.login import Login, LoginRoutes
 from controller.web.metrics import ControllerMetrics
 from controller.web.pages import SameSite, index, page_file
+from controller.web.serving import HttpServer
 from outlast.errors import OutlastError
 
 # A loop that takes longer for one turn does not do its work.
@@ -64,13 +62,13 @@ class Web:
         self._journal = journal
         self._sessions = sessions
         self._metrics = metrics
-        self._server: _Server | None = None
+        self._server: HttpServer | None = None
         self._probed_s = -math.inf
         self._gateway = Gateway()
         self._api = Api(self._gateway, self._about, LoginRoutes(callers, audit), plan_job)
         self.app = Starlette(
             routes=[
-                Route("/healthz", self._healthz),
+                *health_routes(self._look),
                 Route("/metrics", self._show_metrics),
                 Route("/sd/agents", self._agents),
                 *self._api.routes(),
@@ -87,21 +85,9 @@ class Web:
     async def serve(self, listening: socket.socket, grpc: str) -> None:
         """Answer on a bound socket until `stop`; `grpc` is where this process reaches services."""
         self._gateway.connect(grpc)
-        config = uvicorn.Config(
-            self.app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            # Where somebody asks from goes into the audit log, and is not his own to say.
-            proxy_headers=False,
-            timeout_graceful_shutdown=1,
-        )
-        config.load()
-        if self._tls is not None:
-            config.ssl = self._tls.http_context()
-        self._server = _Server(config)
+        self._server = HttpServer(self.app, self._tls)
         try:
-            await self._server.serve(sockets=[listening])
+            await self._server.serve(listening)
         finally:
             await self._gateway.close()
 
@@ -109,7 +95,7 @@ class Web:
         """Answer nothing any more, and end what streams."""
         self._api.streams.stop()
         if self._server is not None:
-            self._server.should_exit = True
+            self._server.stop()
 
     def _about(self) -> dict[str, Any]:
         return {
@@ -118,23 +104,28 @@ class Web:
             "read_only": self._service.read_only,
         }
 
-    async def _healthz(self, request: Request) -> Response:
-        """200 only when the loop turns and the journal can be written, or its disk is full.
-
-        A new process would not find more room, and agents would lose the one that they have.
-        """
-        if self._service.read_only:
-            return JSONResponse({"ok": True, "read_only": self._service.read_only})
-        try:
-            async with asyncio.timeout(ALIVE_WITHIN_S):
-                await self._service.tell()
-            self._probe(asyncio.get_running_loop().time())
-        except ReadOnlyError:
-            return JSONResponse({"ok": True, "read_only": self._service.read_only})
-        except (TimeoutError, OutlastError) as error:
-            reason = str(error) or f"the loop did not turn within {ALIVE_WITHIN_S:.0f} s"
-            return JSONResponse({"ok": False, "reason": reason}, status_code=503)
-        return JSONResponse({"ok": True, "term": self._service.term})
+    async def _look(self) -> Health:
+        """As it is now: the loop has to turn, and the journal to be writable unless its disk is
+        full."""
+        failure = ""
+        if not self._service.read_only:
+            try:
+                async with asyncio.timeout(ALIVE_WITHIN_S):
+                    await self._service.tell()
+                self._probe(asyncio.get_running_loop().time())
+            except ReadOnlyError:
+                # It has become so just now.
+                pass
+            except (TimeoutError, OutlastError) as error:
+                failure = str(error) or f"the loop did not turn within {ALIVE_WITHIN_S:.0f} s"
+        is_leaving = self._service.is_leaving
+        return Health(
+            phase=Phase.STOPS if is_leaving else Phase.LEADS,
+            why="it was asked to" if is_leaving else "",
+            term=self._service.term,
+            read_only=self._service.read_only,
+            failure=failure,
+        )
 
     def _probe(self, now_s: float) -> None:
         """See whether the journal can be written, unless that was so a moment ago."""
@@ -157,37 +148,4 @@ class Web:
         )
 
     async def _show_metrics(self, request: Request) -> Response:
-        # The state is read here, between two turns of the loop. Writing a large fleet down
-        # takes many times as long, so that is done beside it.
-        taken = _Taken(list(self._metrics.collect()))
-        if "application/openmetrics-text" in request.headers.get("accept", ""):
-            text = await asyncio.to_thread(_as_openmetrics, taken)
-            return Response(text, media_type=openmetrics.CONTENT_TYPE_LATEST)
-        text = await asyncio.to_thread(exposition.generate_latest, taken)
-        return Response(text, media_type=exposition.CONTENT_TYPE_LATEST)
-
-
-class _Taken(CollectorRegistry):
-    """Families as they were at one moment."""
-
-    def __init__(self, families: list[Metric]) -> None:
-        super().__init__()
-        self._families = families
-
-    def collect(self) -> Iterator[Metric]:
-        """Those, and nothing else."""
-        return iter(self._families)
-
-
-def _as_openmetrics(registry: CollectorRegistry) -> bytes:
-    # prometheus_client leaves this one function unannotated.
-    text: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]
-    return text
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: signals are the application's business."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+        return await expose(request, self._metrics.collect())

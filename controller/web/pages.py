@@ -22,7 +22,7 @@ POLICY = (
 )
 
 # They show no more than counts and names, and change nothing.
-FOR_ALL = ("/healthz", "/metrics", "/sd/agents")
+FOR_ALL = ("/healthz", "/readyz", "/metrics", "/sd/agents")
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

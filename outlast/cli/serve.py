@@ -29,7 +29,7 @@ Http = Annotated[
     typer.Option(
         "--http",
         metavar="HOST:PORT",
-        help="Serve the web page, its API, /metrics and /healthz here; port 0: any.",
+        help="Serve the web page, its API, /metrics, /healthz and /readyz here; port 0: any.",
     ),
 ]
 OpenHttp = Annotated[
@@ -124,8 +124,8 @@ Wait = Annotated[
     bool,
     typer.Option(
         "--wait",
-        help="While another controller uses --state-dir or --journal, wait; take over when it ends "
-        "or dies.",
+        help="While another controller uses --state-dir or --journal, wait, and answer probes at "
+        "--http; take over when it ends or dies.",
     ),
 ]
 DEFAULT_GRPC = "127.0.0.1:7070"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 
 import pytest
 from kubernetes import client
 
 from tests.kube.cluster import Kube, opened
 from tests.kube.fake import FakeKube
-from tests.kube.server import RealKube
+from tests.kube.server import RealKube, binaries
+
+Kubectl = Callable[..., str]
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +40,20 @@ def kube(request: pytest.FixtureRequest) -> Iterator[Kube]:
 def core(kube: Kube) -> client.CoreV1Api:
     """The core API in the hands of an administrator."""
     return kube.core()
+
+
+@pytest.fixture(scope="session")
+def kubectl(request: pytest.FixtureRequest) -> Kubectl:
+    """What kubectl prints; it must succeed. Beside a real server it must be there."""
+    program = shutil.which("kubectl")
+    if program is None and request.config.getoption("--kube") == "real":
+        program = str(binaries() / "kubectl")
+    if program is None:
+        pytest.skip("there is no kubectl; `make test-kube` brings one")
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run

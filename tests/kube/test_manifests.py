@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import ssl
 import subprocess
 import sys
 import tomllib
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -27,8 +27,8 @@ from tests.e2e.cluster import wait_for
 from tests.kube import played
 from tests.kube.asked import eviction, refused, running
 from tests.kube.cluster import Kube
+from tests.kube.conftest import Kubectl
 from tests.kube.manifests import FOLDER, NAMESPACE, RIGHTS, documents, kustomization, moved
-from tests.kube.server import binaries
 
 Object = dict[str, Any]
 ROOT = FOLDER.parents[1]
@@ -89,26 +89,6 @@ def create_budget(kube: Kube, document: Object) -> Object:
         "policy", version, kube.namespace, "poddisruptionbudgets", document
     )
     return made
-
-
-Kubectl = Callable[..., str]
-
-
-@pytest.fixture(scope="module")
-def kubectl(request: pytest.FixtureRequest) -> Kubectl:
-    """What kubectl prints; it must succeed. Beside a real server it must be there."""
-    program = shutil.which("kubectl")
-    if program is None and request.config.getoption("--kube") == "real":
-        program = str(binaries() / "kubectl")
-    if program is None:
-        pytest.skip("there is no kubectl; `make test-kube` brings one")
-
-    def run(*arguments: str) -> str:
-        done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
 
 
 def lost(sent: Any, kept: Any, path: str = "") -> list[str]:
@@ -303,7 +283,16 @@ def test_roles_grant_nothing_wholesale() -> None:
 class Deployed:
     """The controller as the Deployment starts it, as a process of this machine."""
 
-    def __init__(self, kube: Kube, folder: Path) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        folder: Path,
+        *,
+        of_pod: Object | None = None,
+        env: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`of_pod`: its container, that of the base unless given; `env`: what Secrets put there."""
+        of_pod = of_pod or container()
         self.state_dir = folder / "state"
         template = folder / "pod.yaml"
         template.write_text(the("ConfigMap", "outlast-agent-template")["data"]["pod.yaml"])
@@ -320,28 +309,31 @@ class Deployed:
         self.ca = folder / "ca" / "ca.crt"
         self.token = folder / "token"
         self.token.write_text(tokens_file(folder / "tokens.yaml")["sam"])
-        given = dict(argument.split("=", 1) for argument in container()["args"])
+        given = dict(each.split("=", 1) for each in of_pod["args"] if "=" in each)
+        flags = [each for each in of_pod["args"] if "=" not in each]
         # What a pod finds in its own file system has to be elsewhere here, and nothing else.
         arguments = [f"{name}={value}" for name, value in (given | here).items()]
         assert set(here) <= set(given)
-        self._log = folder / "controller.log"
-        with self._log.open("wb") as log:
+        self.log = folder / "controller.log"
+        with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "outlast.cli.main", *container()["command"][1:]),
+                    *(sys.executable, "-m", "outlast.cli.main", *of_pod["command"][1:]),
                     *arguments,
+                    *flags,
                     *("--kube-config", str(kube.write_config(folder / "kubeconfig"))),
                     f"--kube-controller=outlast-controller.{kube.namespace}:7070",
                 ],
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
+                env={**os.environ, **env},
             )
 
     @property
     def addresses(self) -> dict[str, str]:
         """Where it listens, by `grpc` and `http`; empty before it does."""
-        assert self.process.poll() is None, self._log.read_text()
+        assert self.process.poll() is None, self.log.read_text()
         try:
             document: dict[str, str] = json.loads((self.state_dir / "controller.json").read_text())
         except FileNotFoundError:

@@ -17,9 +17,11 @@ from controller.store.lease import Lease
 from controller.store.postgres import parse_url
 from controller.store.tables import CONTROLLER
 from outlast.client import Client
+from outlast.ports import free_ports
 from tests.controller.fakes import FakeAgent, spec_document, until
+from tests.controller.probes import probe
 from tests.controller.processes import Controller, controller, wait_for
-from tests.postgres.server import Server, is_claimed, needs_postgres
+from tests.postgres.server import PASSWORD, Server, is_claimed, needs_postgres
 
 pytestmark = needs_postgres
 
@@ -103,22 +105,32 @@ def test_leader_that_has_just_claimed_it_is_not_ended_for_the_lease_before(url: 
 def test_controller_goes_on_waiting_while_the_server_is_away(
     tmp_path: Path, url: str, server: Server
 ) -> None:
+    (port,) = free_ports(1)
+    http = f"127.0.0.1:{port}"
     with controller(tmp_path / "first", "--journal", url) as first:
-        second = Controller(tmp_path / "second", "--journal", url, "--wait")
+        second = Controller(tmp_path / "second", "--journal", url, "--wait", "--http", http)
         starting = threading.Thread(target=second.start)
         starting.start()
         try:
             wait_for(lambda: second.stderr.exists(), "it begins")
             wait_for(lambda: "controller waits: " in second.stderr.read_text(), "it to wait")
+            status, document = probe(http, "/healthz")
+            assert (status, document.keys()) == (200, {"ok", "waits"})
+            assert document["waits"].endswith(": another controller uses this database")
             server.stop()
             try:
                 assert first.process is not None
                 assert first.process.wait(60) == 1
                 wait_for(lambda: "cannot be opened" in second.stderr.read_text(), "it to look")
                 assert starting.is_alive()
+                # It is not to be started anew for it, and nobody is sent there.
+                assert "cannot be opened" in probe(http, "/healthz")[1]["waits"]
+                assert "cannot be opened" in probe(http, "/readyz")[1]["reason"]
+                assert PASSWORD not in str(probe(http, "/readyz"))
             finally:
                 server.start()
             starting.join()
+            assert probe(http, "/readyz") == (200, {"ok": True, "term": 2})
             with Client(second.grpc) as client:
                 assert client.list() == ()
         finally:

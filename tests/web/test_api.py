@@ -324,11 +324,11 @@ def test_other_machines_see_metrics_and_probes_only() -> None:
         # As it comes in by an address of a network.
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://10.0.0.1") as client:
-            paths = ("/healthz", "/metrics", "/sd/agents", "/", "/api/v1/jobs")
+            paths = ("/healthz", "/readyz", "/metrics", "/sd/agents", "/", "/api/v1/jobs")
             return [(await client.get(path)).status_code for path in paths]
 
-    assert asyncio.run(statuses(is_open=False)) == [200, 200, 200, 403, 403]
-    assert asyncio.run(statuses(is_open=True)) == [200] * 5
+    assert asyncio.run(statuses(is_open=False)) == [200, 200, 200, 200, 403, 403]
+    assert asyncio.run(statuses(is_open=True)) == [200] * 6
 
 
 def test_the_page_and_its_files_are_served(tmp_path: Path) -> None:

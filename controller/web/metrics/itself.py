@@ -16,6 +16,11 @@ from controller.web.metrics.sources import Sources
 COMMIT_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
 
 BUILD = Info("outlast_build_info", "Version of the controller", ("version",))
+LEADS = Gauge(
+    "outlast_controller_leads",
+    "1 for the controller that leads, 0 for one that waits to take over (`--wait`), which has no "
+    "other series but its version",
+)
 TERM = Gauge("outlast_controller_term", "Term in which it writes")
 BLIND = Gauge(
     "outlast_controller_blind", "1 while many nodes are silent at once and nothing is replaced"
@@ -53,6 +58,7 @@ READ_ONLY = Gauge(
 FREE = Gauge("outlast_journal_free_bytes", "Room on the disk of the state directory")
 FAMILIES: tuple[Family, ...] = (
     BUILD,
+    LEADS,
     TERM,
     BLIND,
     ALERTS,
@@ -71,6 +77,7 @@ FAMILIES: tuple[Family, ...] = (
 def collect(sources: Sources, commits: Distribution) -> Iterator[Metric]:
     """The families of this subject."""
     yield BUILD.of([(outlast.__version__,)])
+    yield LEADS.value(1)
     yield TERM.value(sources.service.term)
     yield BLIND.value(sources.service.is_blind)
     yield ALERTS.value(sources.effects.counts["Alert"])
@@ -90,3 +97,9 @@ def collect(sources: Sources, commits: Distribution) -> Iterator[Metric]:
     yield BAD_REPORTS.of(
         [((outcome, reason), counts[outcome, reason]) for outcome, reason in known]
     )
+
+
+def collect_standby() -> Iterator[Metric]:
+    """What a controller shows that does not lead yet."""
+    yield BUILD.of([(outlast.__version__,)])
+    yield LEADS.value(0)
