@@ -7,6 +7,7 @@ the server's own audit log says who asked for what.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import ssl
@@ -85,7 +86,10 @@ class RealKube:
 
     def freeze(self) -> None:
         """Accept requests and answer none, watches included, until `thaw`."""
-        self._processes["kube-apiserver"].send_signal(signal.SIGSTOP)
+        process = self._processes["kube-apiserver"]
+        process.send_signal(signal.SIGSTOP)
+        # A thread that runs on another core may answer once more until all have stopped.
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
 
     def thaw(self) -> None:
         """Answer again."""
