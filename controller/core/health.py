@@ -1,7 +1,7 @@
-"""What probes are told of a controller: that it lives, and whether callers may be sent to it.
+"""Answers to liveness and readiness probes of a controller.
 
-One that waits for another lives, and must not be started anew for it; callers belong to the one
-that leads. So liveness and readiness are two answers to the same facts.
+A controller that waits for another one is alive, and must not be restarted; but it is not ready:
+requests go to the one that leads.
 """
 
 from __future__ import annotations

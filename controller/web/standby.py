@@ -37,8 +37,7 @@ class Standby:
     """Answers from now on until `close`."""
 
     def __init__(self, listening: socket.socket, *, tls: ServerTls | None, is_open: bool) -> None:
-        """`is_open`: others than this machine may ask for the page, and are told why it is not
-        there."""
+        """`is_open`: answer requests of other machines, too (`--open-http`)."""
         # One whole value, which the thread reads and the controller's loop replaces.
         self._health = Health(phase=Phase.STARTS, why="it begins")
         app = Starlette(

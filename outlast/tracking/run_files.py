@@ -1,7 +1,8 @@
 """What the files of W&B's runs hold: logs of records as LevelDB writes them, behind a head.
 
-The process that writes one outlives whoever logs by a moment, and puts what it has into the file
-now and then: a log that was cut off ends anywhere. What it holds by then is made final here.
+W&B writes them in a process of its own, some kilobytes at a time, and that process lives a moment
+longer than the one that logs. So the file of a run that was killed may end within a record, and
+may still grow: `settle` keeps its whole records, and what is written later is lost.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,9 @@ from tests.tokens.corpora import counted, write
 from trainer.core.batch import BlendPlan
 from trainer.core.blend import blend_of
 from trainer.data.loader import Loader, Split
-from trainer.data.node import GREETING, NodeLoader, NodeSource, SplitId
+from trainer.data.node import GREETING, REQUEST, NodeLoader, NodeSource, SplitId
 from trainer.data.serving import Server
-from trainer.data.step_batch import Wanted
+from trainer.data.step_batch import Parts, StepBatch, Wanted
 from trainer.data.tokens import BlendDataset, Sequences
 from trainer.parallel.pipeline import MicroBatch
 
@@ -157,6 +158,28 @@ def test_ranks_of_a_replica_share_what_is_read_once_and_ahead(node: Node, split:
         each.micro_batches(6)
     wait_for(lambda: server.num_reads == 2 * 9)
     assert node.said == []
+
+
+def test_steps_that_were_passed_are_not_read_ahead(
+    node: Node, split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of five steps wait before the loader begins: none leaves it time to read ahead."""
+    reads: list[int] = []
+    read = split.read
+
+    def noted(step: int, *rest: Any, **named: Any) -> StepBatch:
+        reads.append(step)
+        return read(step, *rest, **named)
+
+    monkeypatch.setattr(split, "read", noted)
+    node.steps_ahead = 3
+    rank = local_socket.connect(node.path, WITHIN_S)
+    for step in range(1, 6):
+        rank.send(REQUEST.pack(SplitId.TRAIN, step, 0, Parts.WHOLE))
+    node.start()
+    wait_for(lambda: 8 in reads)
+    rank.close()
+    assert reads == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_nothing_is_read_behind_the_last_step(node: Node) -> None:

@@ -313,6 +313,18 @@ def test_another_file_of_a_tokenizer_is_another_order(tmp_path: Path) -> None:
     assert order.digest() != before
 
 
+def test_a_process_of_an_earlier_run_that_does_not_end_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partial, "_ENDS_WITHIN_S", 0.1)
+    part = tmp_path / "0"
+    with (
+        Partial(part, "uint16", "order"),
+        pytest.raises(ValueError, match=r"0\.partial is still open in a process of an earlier run"),
+    ):
+        Partial(part, "uint16", "order")
+
+
 def test_records_cost_a_two_hundredth_of_the_time() -> None:
     pace = Pace(100.0)
     assert not pace.is_due(104.9, 0)

@@ -73,8 +73,8 @@ class Split:
         """`transform` changes a micro-batch, given with its step and its samples.
 
         `starts` gives where documents begin in samples without reading their tokens, [S, B], of
-        a dataset that keeps documents apart; `transform` leaves them as they are. `prefetch`
-        begins to fetch samples that will be read, of a dataset that is remote.
+        a dataset whose sequences come with documents; `transform` leaves them as they are.
+        `prefetch` begins to fetch samples that will be read, of a dataset that is remote.
         """
 
         def begin(step: int, replica: int) -> None:
@@ -85,7 +85,7 @@ class Split:
         def read(step: int, replica: int, index: int, parts: Parts) -> MicroBatch:
             samples = plan.samples(step, replica, index)
             if parts is Parts.STARTS:
-                assert starts is not None, "only documents that are kept apart are asked for"
+                assert starts is not None, "only a dataset with documents is asked for them"
                 return MicroBatch(tokens=NOTHING, targets=NOTHING, starts=starts(samples))
             batch = dataset.read(samples)
             return batch if transform is None else transform(batch, step, samples)

@@ -1,4 +1,4 @@
-"""What probes are told of a controller in each phase."""
+"""Liveness and readiness of a controller in each phase."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
 from checkpoint.core.checked_json import Fields, RecordError, decode_checked, encode_checked
 from outlast.tokens.writer import NOTHING, Mark, TokenWriter
@@ -24,6 +25,9 @@ SPLITS = ("train", "validation")
 RECORD = "progress.json"
 _DRAFT = "progress.json.new"
 _LOCK = "lock"
+# For which a killed process may wait for its disk, and between two looks at it.
+_ENDS_WITHIN_S = 60.0
+_LOOK_S = 0.05
 # Between records: so much is made again after a crash.
 _INTERVAL_S = 5.0
 _INTERVAL_BYTES = 64 << 20
@@ -61,6 +65,7 @@ class Partial:
         """`part` is the folder's name in the end; `identity` says what its tokens are made of.
 
         Raises:
+            ValueError: a process of an earlier run does not end.
             OSError: the folder cannot be written.
         """
         self._part = part
@@ -68,18 +73,21 @@ class Partial:
         self._identity = identity
         self._folder.mkdir(exist_ok=True)
         # A killed run's process may wait for the disk still, and then write a last time.
-        self._lock = (self._folder / _LOCK).open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        record = _read(self._folder, token_type, identity)
-        if record is None:
-            _clear(self._folder)
-        self.position = record.position if record else None
-        """What `keep` was given last, by an earlier run; None at the beginning."""
-        marks = record.marks if record else {}
-        self.writers = {
-            split: TokenWriter(self._folder / split, token_type, marks.get(split, NOTHING))
-            for split in SPLITS
-        }
+        self._lock = _locked(self._folder / _LOCK)
+        try:
+            record = _read(self._folder, token_type, identity)
+            if record is None:
+                _clear(self._folder)
+            self.position = record.position if record else None
+            """What `keep` was given last, by an earlier run; None at the beginning."""
+            marks = record.marks if record else {}
+            self.writers = {
+                split: TokenWriter(self._folder / split, token_type, marks.get(split, NOTHING))
+                for split in SPLITS
+            }
+        except BaseException:
+            self._lock.close()
+            raise
         self._pace = Pace(time.monotonic(), self._num_bytes())
 
     def __enter__(self) -> Partial:
@@ -133,6 +141,23 @@ class Partial:
 def has_records(parts: Path) -> bool:
     """Whether a folder of parts has one that a run could go on within."""
     return any(parts.glob(f"*.partial/{RECORD}"))
+
+
+def _locked(path: Path) -> TextIO:
+    lock, deadline_s = path.open("w"), time.monotonic() + _ENDS_WITHIN_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > deadline_s:
+                lock.close()
+                raise ValueError(
+                    f"{path.parent} is still open in a process of an earlier run; end that one "
+                    f"(fuser {path}), and try again"
+                ) from error
+            time.sleep(_LOOK_S)
+        else:
+            return lock
 
 
 def _read(folder: Path, token_type: str, identity: str) -> _Record | None:
