@@ -83,9 +83,14 @@ class Fetcher:
         self._pause = pause
         self._lines: dict[str, Line] = {}
 
-    def close(self) -> None:
-        """Hang up; a fetch under way in another thread fails."""
+    def hang_up(self) -> None:
+        """Have a fetch under way in another thread fail; that thread closes."""
         for line in list(self._lines.values()):
+            line.hang_up()
+
+    def close(self) -> None:
+        """Close all lines, as the thread that fetches."""
+        for line in self._lines.values():
             line.close()
         self._lines.clear()
 

@@ -132,7 +132,7 @@ class Holder:
         with self._lock:
             lines = list(self._lines)
         for line in lines:
-            line.close()
+            line.hang_up()
 
     def _listen(self) -> None:
         while not self._closing.is_set():
@@ -168,9 +168,9 @@ class Holder:
         with self._lock:
             self._lines.add(line)
         try:
-            if self._encryption is not None:
-                line.encrypt(self._encryption)
             with line:
+                if self._encryption is not None:
+                    line.encrypt(self._encryption)
                 visitor = self._greet(line)
                 if visitor is not None:
                     visitor.serve()

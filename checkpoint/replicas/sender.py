@@ -92,7 +92,7 @@ class Replicator:
         """Stop at once; a copy under way is torn at the other side, and known to be."""
         self._stopping.set()
         for line in list(self._lines.values()):
-            line.close()
+            line.hang_up()
         if self._thread.is_alive():
             self._thread.join(_JOIN_S)
 

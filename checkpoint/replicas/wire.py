@@ -94,11 +94,19 @@ class Line:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Hang up; whoever waits on the connection in another thread wakes up."""
-        # It may have ended by itself.
+    def hang_up(self) -> None:
+        """Have what another thread does on this line fail; that thread closes it.
+
+        Closed under it, the descriptor's number may be another file's by the time that TLS writes
+        a last time.
+        """
+        # It may have ended by itself. An SSLSocket's own would take TLS away from the other thread.
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Hang up, as the thread that uses the line."""
+        self.hang_up()
         self._socket.close()
 
     def send(self, message: dict[str, object]) -> None:

@@ -202,7 +202,7 @@ class Replicas:
         if serving is None:
             return
         serving.over.set()
-        serving.fetcher.close()
+        serving.fetcher.hang_up()
         if serving.work is not None:
             await serving.work
         if serving.replicator is not None:
