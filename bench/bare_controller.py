@@ -156,7 +156,7 @@ def _made(folder: Path, database: Database) -> Bench:
         service=service,
         edge=edge,
         journal=journal,
-        jobs=JobsService(service, sessions, edge, logs, folder.as_uri(), code),
+        jobs=JobsService(service, sessions, edge, logs, folder.as_uri(), code, {}),
         ranks=RanksService(service, edge, logs),
         sessions=sessions,
         logs=logs,

@@ -6,6 +6,7 @@ is made. A rank compares every tensor when it loads. Imports no torch.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 # How names of parameters begin in a checkpoint, beside those of the optimizer's state.
 _MODEL = "model."
+# In what an imported checkpoint says of itself: whether its folder had a tokenizer.
+TOKENIZER = "has_tokenizer"
 
 
 def wrong_to_load(spec: JobSpec, url: str, storage: Storage) -> list[FieldProblem]:
@@ -51,7 +54,22 @@ def wrong_to_load(spec: JobSpec, url: str, storage: Storage) -> list[FieldProble
     wrong = wrong_with_model(url, step, manifest.tensors, spec) or _other_size(
         spec, url, step, manifest
     )
-    return [] if wrong is None else [FieldProblem(field="checkpoint.load", message=wrong)]
+    if wrong is not None:
+        return [FieldProblem(field="checkpoint.load", message=wrong)]
+    return _other_ids(spec, url, manifest)
+
+
+def _other_ids(spec: JobSpec, url: str, manifest: Manifest) -> list[FieldProblem]:
+    """Weights that read the ids of a tokenizer would be given bytes."""
+    extra = json.loads(manifest.parts[0].extra)
+    if spec.data.tokens is not None or not (isinstance(extra, dict) and extra.get(TOKENIZER)):
+        return []
+    folder = extra.get("converted_from")
+    message = (
+        f"is not given, so that bytes would be the ids, and the weights at {shown(url)} read those "
+        f"of the tokenizer in {folder}: give what `outlast data prepare --tokenizer {folder}` makes"
+    )
+    return [FieldProblem(field="data.tokens", message=message)]
 
 
 def _other_size(spec: JobSpec, url: str, step: int, manifest: Manifest) -> str | None:

@@ -1,8 +1,8 @@
 """Whether a node's host memory can hold the checkpoints of its ranks, before they do anything.
 
-The agent asks before it starts a process, and a rank once more before it joins its groups: it
-takes its slots only after it has restored its state. That there is no room for them should not
-take so long to find out, nor be found out by the rank that happens to come last.
+The agent asks before it starts a process, and a rank that has no slots yet once more before it
+joins its groups: it takes them only after it has restored its state. That there is no room for them
+should not take so long to find out, nor be found out by the rank that happens to come last.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def host_memory_bytes(spec: JobSpec, ranks: Iterable[int]) -> int:
         for place in {rank // spec.workers_per_node for rank in slots}:
             slots |= dict.fromkeys(placement.held_on(str(place)), NUM_HELD_SLOTS)
     counts: Counter[int] = Counter()
-    ranks_per_stage = spec.parallel.tp * spec.parallel.dp
+    ranks_per_stage = spec.layout.tp * spec.layout.dp
     for rank, count in slots.items():
         counts[rank // ranks_per_stage] += count
     return _stages_bytes(spec, [counts.items()])[0]

@@ -48,6 +48,7 @@ def plan_of(spec: JobSpec) -> JobPlan:
         tp=spec.parallel.tp,
         pp=spec.parallel.pp,
         ep=spec.parallel.ep,
+        cp=spec.parallel.cp,
         non_finite_again=NonFiniteAgain(spec.detectors.non_finite_again),
         rollback_steps=spec.detectors.rollback_steps,
         sizes=(wanted, *smaller) if smaller else (),

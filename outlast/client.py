@@ -52,6 +52,8 @@ from outlast.v1.trends_pb2_grpc import TrendsStub
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 # A busy controller answers in milliseconds; one that does not answer for so long is away.
 CALL_TIMEOUT_S = 30.0
+# Of the audit log in one answer, also by a controller from before it came in pages.
+_MOST_ENTRIES = 10_000
 
 _Response = TypeVar("_Response")
 
@@ -114,11 +116,13 @@ class Client:
         return self._call(self._access.WhoAmI, access_pb2.WhoAmIRequest())
 
     def audit(
-        self, *, most: int = 0, since_s: float = 0.0, caller: str = ""
+        self, *, most: int = 1_000, since_s: float = 0.0, caller: str = ""
     ) -> tuple[access_pb2.AuditEntry, ...]:
-        """Calls that changed something or were refused, newest first. For admins."""
-        request = access_pb2.ReadAuditRequest(most=most, since_s=since_s, caller=caller)
-        return tuple(self._call(self._access.ReadAudit, request).entries)
+        """Calls that changed something or were refused, newest first; 0: all. For admins."""
+        request = access_pb2.ReadAuditRequest(since_s=since_s, caller=caller)
+        ask = partial(self._call, self._access.ReadAudit)
+        answers = pages(ask, request, "most", most, at_once=_MOST_ENTRIES)
+        return tuple(each for page in answers for each in page.entries)
 
     def submit(
         self,
@@ -286,15 +290,18 @@ class Client:
         self,
         job_id: str,
         *,
-        rank: int | None = None,
+        ranks: range | None = None,
         attempt: int = 0,
         steps: tuple[int, int] = (0, 0),
+        since_s: float = 0.0,
     ) -> Iterator[ranks_pb2.ReadTimesResponse]:
-        """When ranks' last operations, steps and spans were; attempt 0 is the newest."""
+        """Ranks' last operations, steps and spans; with `since_s` what had not ended by then."""
         first, last = steps
         request = ranks_pb2.ReadTimesRequest(
-            job_id=job_id, rank=rank, attempt=attempt, first_step=first, last_step=last
+            job_id=job_id, attempt=attempt, first_step=first, last_step=last, since_s=since_s
         )
+        if ranks is not None:
+            request.rank, request.num_ranks = ranks.start, len(ranks)
         return self._stream(self._ranks.ReadTimes, request)
 
     def stacks(
@@ -328,6 +335,14 @@ class Client:
         """One incident."""
         request = incidents_pb2.GetIncidentRequest(incident_id=incident_id)
         return self._call(self._incidents.GetIncident, request).incident
+
+    def history(
+        self, job_id: str, *, most: int = 0, after: str = "", only: str = ""
+    ) -> jobs_pb2.GetHistoryResponse:
+        """States that a job went through and checkpoints that were committed, `most` of each, or
+        `only` "states" or "checkpoints"; older ones `after` another answer's `next`."""
+        request = jobs_pb2.GetHistoryRequest(job_id=job_id, most=most, after=after, only=only)
+        return self._call(self._jobs.GetHistory, request)
 
     def trends(self, job_id: str) -> trends_pb2.JobTrends:
         """What days and weeks of a job show."""

@@ -104,8 +104,8 @@ class DetectorsSpec(Section):
     )
     traffic: Mode = Field(
         "log",
-        description="A link of a node carries much less than it did, or is gone, while others "
-        "that kept time with it go on. act: as for straggler.",
+        description="A link of a node carries much less than it did, has left its rhythm or is "
+        "gone, while others that kept time with it go on. act: as for straggler.",
     )
     worker_log: Mode = Field(
         "log",

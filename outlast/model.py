@@ -158,7 +158,10 @@ class ModelSpec(Section):
     )
     rope_scaling: RopeScalingSpec = RopeScalingSpec()
     window: int | None = Field(
-        None, ge=1, description="Local layers attend to this many tokens, the own one included."
+        None,
+        ge=1,
+        description="Local layers attend to this many tokens, the own one included; one "
+        "as long as the sequence hides nothing, and is exported as it is.",
     )
     window_pattern: tuple[Literal["local", "global"], ...] = Field(
         ("local",),
@@ -267,7 +270,8 @@ class ModelSpec(Section):
     def shape(self) -> ModelShape:
         """What decides the model's FLOPs."""
         kinds: tuple[int | None, ...] = (None,)
-        if self.window is not None:
+        # One that is as long as the sequence hides nothing.
+        if self.window is not None and self.window < self.seq_len:
             kinds = tuple(self.window if k == "local" else None for k in self.window_pattern)
         return ModelShape(
             layers=self.layers,

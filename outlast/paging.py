@@ -11,16 +11,16 @@ PAGE = 1000
 
 
 def pages(
-    ask: Callable[[Any], _Response], request: Any, size: str, most: int = 0
+    ask: Callable[[Any], _Response], request: Any, size: str, most: int = 0, at_once: int = PAGE
 ) -> Iterator[_Response]:
     """The answers that have the `most` first of a list, or all of it when 0.
 
-    `request` has fields `after` and, by the name `size`, how many are asked for at once; `next` of
-    an answer is empty when it is the last.
+    `request` has fields `after` and, by the name `size`, how many are asked for at once, which are
+    up to `at_once`; `next` of an answer is empty when it is the last.
     """
     num_asked = 0
     while True:
-        wanted = min(PAGE, most - num_asked) if most else PAGE
+        wanted = min(at_once, most - num_asked) if most else at_once
         setattr(request, size, wanted)
         num_asked += wanted
         answer: Any = ask(request)

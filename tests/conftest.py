@@ -71,7 +71,6 @@ LONGEST = (
     "tests/e2e/test_not_a_number.py",
     "tests/torchrun/test_conformance.py",
     "tests/test_demo.py",
-    "tests/e2e/test_damage.py",
     "tests/sim/test_planted_bugs.py",
     "tests/bench/test_checkpoint.py",
     "tests/trainer/test_resume.py",

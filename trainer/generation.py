@@ -69,6 +69,7 @@ class Model:
             embedding=_alone(Group.EMBEDDING),
             ep=_alone(Group.EP),
             expert_dp=_alone(Group.DP),
+            cp=_alone(Group.CP),
         )
         (part,) = stage_parts(config.layers, stage=0, num_stages=1)
         self._vocab_size, self.seq_len = config.vocab_size, config.seq_len

@@ -22,11 +22,14 @@ from trainer.core.search import RECOMPUTES, Found, Searched, search
 
 # What a search changes, unless it is held.
 SEARCHED = (
-    *("tp", "pp", "dp", "micro_batch", "virtual_stages"),
-    *("schedule", "recompute", "zero", "tp_chunks"),
+    *("tp", "cp", "pp", "dp", "micro_batch", "virtual_stages"),
+    *("schedule", "recompute", "zero", "tp_chunks", "context"),
 )
 # Wider tensor groups than a node has ranks are looked at up to this width.
 _WIDEST_TENSOR = 8
+# Sequences are divided as long as a rank has so many tokens of one: with fewer, the blocks that
+# travel take longer than the products beside them, and more tensor ranks spare as much memory.
+_LEAST_TOKENS = 4096
 # Of more pieces more hides, by the projection, and so it does as measured, up to here.
 _CHUNKS = 8
 _DPS_SHOWN = 6
@@ -80,12 +83,16 @@ def fastest_layouts(
 def _candidates(spec: JobSpec, held: Collection[str]) -> Iterator[JobSpec]:
     """All that the rules of layouts allow, but those that another one is better than always."""
     for degrees in _meshes(spec, held):
+        exchanges = _exchanges(spec.parallel, degrees["cp"], held)
         for changes in _uses(spec, degrees, held):
-            other = spec.model_copy(
-                update={"parallel": spec.parallel.model_copy(update={**degrees, **changes})}
-            )
-            if not collect((*layout.RULES, elastic.check), other):
-                yield other
+            for context in exchanges:
+                update = {**degrees, **changes, "context": context}
+                other = spec.model_copy(
+                    update={"parallel": spec.parallel.model_copy(update=update)}
+                )
+                if not collect((*layout.RULES, elastic.check), other):
+                    yield other
+                    break
 
 
 def _meshes(spec: JobSpec, held: Collection[str]) -> Iterator[dict[str, int]]:
@@ -94,13 +101,22 @@ def _meshes(spec: JobSpec, held: Collection[str]) -> Iterator[dict[str, int]]:
     for tp in _degrees("tp", parallel, held, divisors(world)):
         if world % tp or (tp > widest and "tp" not in held):
             continue
-        for pp in _degrees("pp", parallel, held, divisors(world // tp)):
-            dp = world // tp // pp
-            if pp > spec.model.layers or world % (tp * pp) or spec.data.global_batch % dp:
+        for cp, pp in product(
+            _degrees("cp", parallel, held, _context_degrees(spec, world // tp)),
+            _degrees("pp", parallel, held, divisors(world // tp)),
+        ):
+            dp, rest = divmod(world, tp * cp * pp)
+            if pp > spec.model.layers or rest or spec.data.global_batch % dp:
                 continue
             if "dp" in held and dp != parallel.dp:
                 continue
-            yield {"tp": tp, "pp": pp, "dp": dp}
+            yield {"tp": tp, "cp": cp, "pp": pp, "dp": dp}
+
+
+def _context_degrees(spec: JobSpec, num_ranks: int) -> list[int]:
+    """Into how many parts sequences may be divided."""
+    most = max(1, spec.model.seq_len // _LEAST_TOKENS)
+    return [each for each in divisors(num_ranks) if each <= most]
 
 
 def _uses(
@@ -122,11 +138,19 @@ def _uses(
         yield changes
 
 
+def _exchanges(parallel: ParallelSpec, cp: int, held: Collection[str]) -> list[str]:
+    """What ranks that divide a sequence send each other: rings where heads do not divide, as their
+    attention has no kernel of its own, which no projection knows."""
+    return [parallel.context] if "context" in held or cp == 1 else ["all_to_all", "ring"]
+
+
 def _stages(spec: JobSpec, pp: int, held: Collection[str]) -> list[dict[str, Any]]:
     """Schedules with their virtual stages. GPipe waits as long as 1F1B and keeps more."""
     parallel, layers = spec.parallel, spec.model.layers
-    plain = parallel.schedule if "schedule" in held else "1f1b"
-    found: list[dict[str, Any]] = [{"schedule": plain, "virtual_stages": 1}]
+    plain = [parallel.schedule] if "schedule" in held else ["1f1b"]
+    if pp > 1 and "schedule" not in held:
+        plain.append("zb-h1")
+    found: list[dict[str, Any]] = [{"schedule": each, "virtual_stages": 1} for each in plain]
     if layers % pp == 0 and pp > 1:
         found += [
             {"schedule": "interleaved", "virtual_stages": chunks}
@@ -148,7 +172,7 @@ def _zeros(
     """Levels 2 and 3 spare nothing beyond 1 unless they share after each micro-batch."""
     if "zero" in held:
         return [parallel.zero]
-    if degrees["dp"] == 1:
+    if degrees["dp"] * degrees["cp"] == 1:
         return [ZeroSpec()]
     # That is what they do where there is no pipeline.
     each = {} if degrees["pp"] == 1 else {"reduce_after": "micro_batch"}
@@ -175,7 +199,7 @@ def _why_none(spec: JobSpec, held: Collection[str]) -> list[FieldProblem]:
     batch, world = spec.data.global_batch, _num_ranks(spec)
     meshes = list(_meshes(spec.model_copy(update={"data": _any_batch(spec)}), held))
     if not meshes:
-        names = [f"parallel.{name}" for name in ("tp", "pp", "dp") if name in held]
+        names = [f"parallel.{name}" for name in ("tp", "cp", "pp", "dp") if name in held]
         message = (
             f"cannot be held on {world} ranks; allowed: degrees whose product divides them, and pp "
             f"at most model.layers = {spec.model.layers}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,16 +22,20 @@ from bench.trainer.options import Options
 from bench.trainer.quiet import quiet_mesh
 from outlast.layout import Layout
 from trainer.core import schedule as schedules
+from trainer.parallel.overlap import TensorParallel
 from trainer.parallel.pipeline import MicroBatch, PipelineEngine
+from trainer.parallel.tensor import column_linear
+from trainer.parallel.weight_gradients import WeightGradient, WeightGradients
 
 if TYPE_CHECKING:
     from bench.member import Rank
+    from trainer.parallel.mesh import Mesh
 
 # (stages, chunks a stage, schedule)
 CASES = tuple(
     (stages, chunks, name)
     for stages in (2, 4, 8)
-    for name, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2))
+    for name, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1))
 )
 # Long beside what the engine and a process switch take.
 WAIT_S = 0.04
@@ -38,27 +43,45 @@ _HIDDEN = 768
 _BOUNDARY = (64, 4, _HIDDEN)
 
 
-class Wait(Function):
-    """The identity; takes `seconds` forward and twice as long backward."""
+def wait(x: Tensor, weight: Tensor, seconds: float, gradients: WeightGradients) -> Tensor:
+    """`x`; takes `seconds` forward and twice as long backward, half of it for the weight."""
+    weight, gradient = gradients.use(weight, x)
+    out: Tensor = _Wait.apply(x, weight, seconds, gradient)
+    return out
 
+
+class _Wait(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, seconds: float, gradient: WeightGradient
+    ) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.seconds, ctx.gradient = seconds, gradient
         time.sleep(seconds)
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        time.sleep(2 * ctx.seconds)
-        return grad.clone(), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (weight,) = ctx.saved_tensors
+        time.sleep(ctx.seconds)
+        of_weight = ctx.gradient.made(partial(_no_gradient, ctx.seconds), weight)
+        return grad.clone(), of_weight, None, None
+
+
+def _no_gradient(seconds: float, weight: Tensor) -> Tensor:
+    time.sleep(seconds)
+    return torch.zeros_like(weight)
 
 
 class _Chunk(nn.Module):
     """Matrix products, or a wait in their place."""
 
-    def __init__(self, *, is_last: bool, products: int, seconds: float) -> None:
+    def __init__(self, mesh: Mesh, *, is_last: bool, products: int, seconds: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(_HIDDEN, _HIDDEN) / _HIDDEN**0.5)
+        self._tp = TensorParallel(
+            comm=mesh.tp, sequence_parallel=False, weight_gradients=mesh.weight_gradients
+        )
         self._is_last, self._products, self._seconds = is_last, products, seconds
 
     def begin(self, step: int, micro_batch: int) -> None:
@@ -70,9 +93,9 @@ class _Chunk(nn.Module):
         # The first chunk's input needs a gradient too, so that all do the same work.
         x = torch.ones(_BOUNDARY, requires_grad=True) if hidden is None else hidden
         for _ in range(self._products):
-            x = x @ self.weight
+            x = column_linear(x, self.weight, None, self._tp)
         if self._seconds:
-            x = Wait.apply(x + self.weight[0, 0], self._seconds)
+            x = wait(x, self.weight, self._seconds, self._tp.weight_gradients)
         return x.sum() if self._is_last else x
 
 
@@ -84,6 +107,7 @@ def run(
     real = stages == 2
     parts = [
         _Chunk(
+            mesh,
             is_last=mesh.is_last_stage and chunk == chunks - 1,
             products=12 // chunks if real else 0,
             seconds=0.0 if real else WAIT_S / chunks,
@@ -128,6 +152,8 @@ def _case(stages: int, chunks: int, name: str, options: Options) -> dict[str, An
     }
     found = run_ranks("bubble", dict(case), world_size=stages)
     theory = schedules.bubble_share(stages, case["micro_batches"], chunks)
+    if name == "zb-h1":
+        theory = schedules.zero_bubble_share(stages, case["micro_batches"])
     measured = statistics.median(found["bubble"])
     row = {**case, **found, "theory": theory, "points_over_theory": 100 * (measured - theory)}
     print(f"p={stages} v={chunks} {name}: bubble {measured:.3f}, theory {theory:.3f}", flush=True)

@@ -29,7 +29,7 @@ from checkpoint.hf.errors import DamagedFolderError, UnsupportedModelError
 from checkpoint.hf.families import FAMILIES
 from checkpoint.hf.family import Family
 from checkpoint.hf.rules import Rule
-from checkpoint.hf.sections import config_of, family_of, rules_of
+from checkpoint.hf.sections import config_like, config_of, rules_of
 from checkpoint.hf.tensor_files import TensorFile, write_tensors
 from checkpoint.restore.peers import Alone
 from checkpoint.restore.restore import load_storage, read_manifest
@@ -215,10 +215,7 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> dict[str, int]:
 def _config(model: ModelSpec, like: Path | None) -> tuple[Family, dict[str, Any]]:
     """The architecture of `like`, or the first that has this model."""
     if like is not None:
-        given = folders.read_config(like)
-        family = family_of(given)
-        # What is not the model's stays, such as the ids of special tokens.
-        return family, {**given, **config_of(model, family)}
+        return config_like(folders.read_config(like), model)
     reasons = []
     for family in FAMILIES.values():
         try:
@@ -249,13 +246,36 @@ class _Saved:
         """How many a tensor of ours has."""
         return math.prod(self.outline(rule)[1])
 
-    def load(self, rules: Sequence[Rule]) -> list[Tensor]:
-        """Tensors as they were saved, on any layout."""
-        wanted = []
-        for rule in rules:
-            held, shape = self.outline(rule)
-            tensor = torch.empty(shape, dtype=getattr(torch, held))
-            wanted.append(NamedTensor(f"{MODEL}{rule.ours}", tensor, shape, (0,) * len(shape)))
+    def load(self, rules: Sequence[Rule], dtype: torch.dtype) -> list[Tensor]:
+        """Tensors that were saved on any layout."""
+        wanted = [self._rows(rule, slice(None)) for rule in rules]
+        self._fill(wanted)
+        return [named.tensor.to(dtype) for named in wanted]
+
+    def load_large(self, rule: Rule, dtype: torch.dtype, most_values: int) -> Tensor:
+        """One tensor, of which so many values, or one row, are in memory as they were saved."""
+        _, shape = self.outline(rule)
+        loaded = torch.empty(shape, dtype=dtype)
+        at_once = max(1, most_values // math.prod(shape[1:]))
+        for first in range(0, shape[0], at_once):
+            rows = slice(first, first + at_once)
+            loaded[rows] = self._loaded_rows(rule, rows)
+        return loaded
+
+    def _loaded_rows(self, rule: Rule, rows: slice) -> Tensor:
+        part = self._rows(rule, rows)
+        self._fill([part])
+        return part.tensor
+
+    def _rows(self, rule: Rule, rows: slice) -> NamedTensor:
+        """Memory for some rows of a tensor of ours."""
+        held, shape = self.outline(rule)
+        first, last, _ = rows.indices(shape[0])
+        tensor = torch.empty((last - first, *shape[1:]), dtype=getattr(torch, held))
+        offsets = (first, *(0 for _ in shape[1:]))
+        return NamedTensor(f"{MODEL}{rule.ours}", tensor, shape, offsets)
+
+    def _fill(self, wanted: Sequence[NamedTensor]) -> None:
         load_storage(
             self.storage,
             self.manifest.step,
@@ -264,7 +284,6 @@ class _Saved:
             manifest_of=lambda _: self.manifest,
             is_whole=False,
         )
-        return [named.tensor for named in wanted]
 
 
 def _grouped(rules: Sequence[Rule], saved: _Saved, most_values: int) -> list[list[Rule]]:
@@ -286,8 +305,11 @@ def _read(saved: _Saved, dtype: torch.dtype, rules: Sequence[Rule]) -> dict[str,
     most_values = sum(map(saved.values, rules)) // _READS_PER_FILE
     found: dict[str, Tensor] = {}
     for few in _grouped(rules, saved, most_values):
-        for rule, tensor in zip(few, saved.load(few), strict=True):
-            found |= rule.to_theirs(tensor.to(dtype))
+        if saved.values(few[0]) > most_values:
+            found |= few[0].to_theirs(saved.load_large(few[0], dtype, most_values))
+            continue
+        for rule, tensor in zip(few, saved.load(few, dtype), strict=True):
+            found |= rule.to_theirs(tensor)
     return found
 
 

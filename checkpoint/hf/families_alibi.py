@@ -18,6 +18,14 @@ def _either(config: Config, *names: str, missing: Any) -> Any:
     return next((config[name] for name in names if config.get(name) is not None), missing)
 
 
+def _one_of(config: Config, name: str, other: str, missing: Any) -> Any:
+    """An option with two names, which say the same if both are given."""
+    found = _either(config, name, other, missing=missing)
+    if config.get(other, found) not in (None, found):
+        raise options.refused(other, config[other], f"allowed: {found}, as {name} is")
+    return found
+
+
 def _read_bloom(config: Config) -> Fields:
     hidden = _either(config, "n_embed", "hidden_size", missing=64)
     inner = config.get("n_inner")
@@ -26,8 +34,8 @@ def _read_bloom(config: Config) -> Fields:
         raise options.refused("n_inner", inner, f"allowed: {4 * hidden}, 4 x hidden_size")
     return {
         "hidden": hidden,
-        "heads": _either(config, "n_head", "num_attention_heads", missing=8),
-        "layers": _either(config, "n_layer", "num_hidden_layers", missing=2),
+        "heads": _one_of(config, "n_head", "num_attention_heads", 8),
+        "layers": _one_of(config, "n_layer", "num_hidden_layers", 2),
         # It has no longest sequence; BLOOM was trained on this one.
         "seq_len": config.get("seq_length", 2048),
     }

@@ -108,6 +108,7 @@ BERT_FAMILIES = (
     Family(
         name="bert",
         architecture=_CLASSES[False],
+        other_architectures=(_CLASSES[True],),
         options=(
             *(*_shape(), INIT, plain("gelu")),
             Option(theirs="max_position_embeddings", ours="seq_len", missing=512),

@@ -61,7 +61,8 @@ _MULTI_QUERY = Mixed(
 
 
 def _read_rotary_dim(config: Config) -> Fields:
-    turned, width = config.get("rotary_dim", 64), config["n_embd"] // config["n_head"]
+    hidden, heads = options.required(config, "n_embd"), options.required(config, "n_head")
+    turned, width = config.get("rotary_dim", 64), hidden // heads
     if not isinstance(turned, int) or not 0 < turned <= width:
         raise options.refused("rotary_dim", turned, f"allowed: 1 to {width}, the width of a head")
     return {"rope_fraction": turned / width}
@@ -91,7 +92,7 @@ _GPTJ_FIXED = {
 
 def _read_falcon_block(config: Config) -> Fields:
     """Which block it is, its norms, and its heads of keys and values."""
-    heads = config["num_attention_heads"]
+    heads = options.required(config, "num_attention_heads")
     if config.get("new_decoder_architecture", False):
         norms = config.get("num_ln_in_parallel_attn")
         kv_heads = config.get("num_kv_heads") or heads
@@ -152,6 +153,7 @@ GPT_FAMILIES = (
         ),
         fixed={},
         rope_fraction=0.25,
+        longest=2048,
         rules=neox_rules,
         prefix="gpt_neox.",
         tables=("gpt_neox.embed_in.weight", "embed_out.weight"),
@@ -163,6 +165,7 @@ GPT_FAMILIES = (
         options=(*GPT_SHAPE, *_GPT_DROPOUT, tied(True), plain("gelu_new", "activation_function")),
         dropouts=_GPT_DROPOUTS,
         constants={"scale_attn_weights": True},
+        ignored=("n_ctx", "n_special", "predict_special_tokens"),
         fixed={},
         rules=gpt2_rules,
         prefix="transformer.",
@@ -197,6 +200,11 @@ GPT_FAMILIES = (
         ),
         dropouts=_GPT_DROPOUTS,
         constants={"scale_attn_weights": True},
+        # Of a server of its makers.
+        ignored=(
+            *("inference_runner", "max_batch_size", "pad_key_length"),
+            *("pre_allocate_kv_cache", "validate_runner_input"),
+        ),
         mixed=(_MULTI_QUERY,),
         fixed={},
         rules=bigcode_rules,
@@ -209,6 +217,7 @@ GPT_FAMILIES = (
         architecture="GPTJForCausalLM",
         options=_GPTJ,
         dropouts=Dropouts(of_stream="resid_pdrop", of_embeddings="embd_pdrop"),
+        constants={"rotary": True, "scale_attn_weights": True},
         mixed=(_ROTARY_DIM,),
         fixed=_GPTJ_FIXED,
         rules=gptj_rules,
@@ -221,6 +230,7 @@ GPT_FAMILIES = (
         architecture="CodeGenForCausalLM",
         options=_GPTJ,
         dropouts=Dropouts(of_stream="resid_pdrop", of_embeddings="embd_pdrop"),
+        constants={"rotary": True, "scale_attn_weights": True},
         mixed=(_ROTARY_DIM,),
         fixed=_GPTJ_FIXED,
         rules=codegen_rules,
@@ -241,6 +251,7 @@ GPT_FAMILIES = (
         # Embeddings are never dropped.
         constants={"alibi": False, "hidden_dropout": 0.0},
         mixed=(_FALCON_BLOCK,),
+        longest=2048,
         fixed={},
         rules=falcon_rules,
         prefix="transformer.",

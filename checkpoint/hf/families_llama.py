@@ -18,9 +18,10 @@ from checkpoint.hf.family import (
     LocalRope,
     gate,
     plain,
+    rms_eps,
     tied,
 )
-from checkpoint.hf.options import Config, Fields, Mixed, Option
+from checkpoint.hf.options import Config, Fields, Mixed, Option, choice
 from checkpoint.hf.tensors import (
     cohere_rules,
     gemma2_rules,
@@ -37,9 +38,12 @@ from checkpoint.hf.tensors import (
 from outlast.model import ModelSpec
 
 _LLAMA = (*SHAPE, RMS_EPS, HEAD_DIM, ATTENTION_BIAS, tied(False), gate())
+_GELU_TANH = "gelu_pytorch_tanh"
+# What is called gelu in its first releases is meant to be the approximation, and read as such.
+_GEMMA_ACTIVATIONS = {**options.GATED_ACTIVATIONS, "gelu": "geglu_tanh"}
 _GEMMA2 = (
     *(*SHAPE, RMS_EPS, ATTENTION_BIAS, tied(True)),
-    gate("gelu_pytorch_tanh", "hidden_activation"),
+    gate(_GELU_TANH, "hidden_activation"),
     Option(theirs="head_dim", ours="head_width", missing=256),
     Option(
         theirs="query_pre_attn_scalar",
@@ -61,11 +65,11 @@ _COHERE_BLOCK = {
     "rope_pairs": "neighbours",
 }
 _GLM = (
-    *(*SHAPE, RMS_EPS, tied(False), gate()),
+    *(*SHAPE, rms_eps(1.5625e-7), tied(False), gate()),
     Option(theirs="attention_bias", ours="qkv_bias", missing=True),
     Option(theirs="head_dim", ours="head_width", missing=128),
 )
-_OLMO_EPS = Option(theirs="rms_norm_eps", ours="norm_eps", missing=1e-5)
+_OLMO_EPS = rms_eps(1e-5)
 _OLMO2 = {**RMS, "mlp_bias": False, "norm_place": "after", "qk_norm": "all"}
 _GLM_FIXED = {**RMS, **UNBIASED, "rope_pairs": "neighbours"}
 _PARALLEL_RESIDUAL = Option(
@@ -101,7 +105,8 @@ def _cohere2_pattern(fields: Fields) -> Fields:
 
 def _read_no_rope(config: Config) -> Fields:
     """A list counts before the interval that it is made of."""
-    interval, layers = config.get("no_rope_layer_interval", 4), config["num_hidden_layers"]
+    layers = options.required(config, "num_hidden_layers")
+    interval = config.get("no_rope_layer_interval", 4)
     by_interval = [int((layer + 1) % interval != 0) for layer in range(layers)]
     kinds = config.get("no_rope_layers") or by_interval
     return {"rope_pattern": options.shortest([("none", "rope")[kind] for kind in kinds])}
@@ -142,6 +147,7 @@ LLAMA_FAMILIES = (
         windows="by_layer",
         window=4096,
         uses_window=False,
+        first_window=28,
     ),
     Family(
         name="qwen3",
@@ -156,14 +162,17 @@ LLAMA_FAMILIES = (
         windows="by_layer",
         window=4096,
         uses_window=False,
+        first_window=28,
     ),
     Family(
         name="gemma",
         architecture="GemmaForCausalLM",
         options=(
-            *(*SHAPE, RMS_EPS, ATTENTION_BIAS, tied(True), gate("gelu_pytorch_tanh")),
+            *(*SHAPE, RMS_EPS, ATTENTION_BIAS, tied(True)),
+            choice("hidden_act", "activation", _GELU_TANH, _GEMMA_ACTIVATIONS),
             Option(theirs="head_dim", ours="head_width", missing=256),
         ),
+        constants={"hidden_activation": _GELU_TANH},
         fixed={**RMS, "mlp_bias": False, "norm_weight": "one_plus"},
         rules=llama_rules,
         derived=_gemma_scale,
@@ -176,6 +185,7 @@ LLAMA_FAMILIES = (
             Option(theirs="attn_logit_softcapping", ours="attention_softcap", missing=50.0),
             Option(theirs="final_logit_softcapping", ours="logit_softcap", missing=30.0),
         ),
+        ignored=("hidden_act",),
         fixed=_GEMMA2_FIXED,
         rules=gemma2_rules,
         windows="by_layer",
@@ -185,11 +195,13 @@ LLAMA_FAMILIES = (
     Family(
         name="gemma3_text",
         architecture="Gemma3ForCausalLM",
+        other_architectures=("Gemma3TextModel",),
         # `transformers` takes no notice of attn_logit_softcapping: it is refused.
         options=(
             *_GEMMA2,
             Option(theirs="final_logit_softcapping", ours="logit_softcap", missing=None),
         ),
+        ignored=("hidden_act",),
         fixed={**_GEMMA2_FIXED, "qk_norm": "head"},
         rules=gemma2_rules,
         rope_theta=1_000_000.0,
@@ -246,7 +258,7 @@ LLAMA_FAMILIES = (
         name="phi3",
         architecture="Phi3ForCausalLM",
         options=(
-            *(*SHAPE, RMS_EPS, tied(False), gate()),
+            *(*SHAPE, rms_eps(1e-5), tied(False), gate()),
             Option(theirs="resid_pdrop", ours="dropout", missing=0.0),
         ),
         fixed={**RMS, **UNBIASED},
@@ -348,7 +360,7 @@ LLAMA_FAMILIES = (
         name="helium",
         architecture="HeliumForCausalLM",
         options=(
-            *(*SHAPE, RMS_EPS, MLP_BIAS, tied(False), gate(), _QKV_BIAS),
+            *(*SHAPE, rms_eps(1e-8), MLP_BIAS, tied(False), gate(), _QKV_BIAS),
             Option(theirs="head_dim", ours="head_width", missing=128),
         ),
         fixed={**RMS, "attention_bias": False, "rope_pairs": "neighbours"},

@@ -15,6 +15,7 @@ from checkpoint.hf.family import (
     UNBIASED,
     Family,
     gate,
+    rms_eps,
     tied,
 )
 from checkpoint.hf.options import Config, Fields, Mixed, Option
@@ -74,7 +75,7 @@ def _write_granite(model: ModelSpec) -> Fields:
 def _read_qwen(config: Config, *, number: int, per_token: int, shared: int) -> Fields:
     """`number`, `per_token`, `shared`: what counts where the config does not say it."""
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
-    layers = range(config["num_hidden_layers"])
+    layers = range(options.required(config, "num_hidden_layers"))
     kinds = ["dense" if layer in dense or (layer + 1) % step else "experts" for layer in layers]
     found = [config[name] for name in _NUM_EXPERTS if config.get(name) is not None]
     if "experts" not in kinds or 0 in found:
@@ -82,7 +83,7 @@ def _read_qwen(config: Config, *, number: int, per_token: int, shared: int) -> F
     moe = {
         "num_experts": found[0] if found else number,
         "experts_per_token": config.get("num_experts_per_tok", per_token),
-        "ffn_hidden": config["moe_intermediate_size"],
+        "ffn_hidden": options.required(config, "moe_intermediate_size"),
         "norm_topk_prob": config.get("norm_topk_prob", False),
         "pattern": options.shortest(kinds),
         **_read_losses(config),
@@ -132,7 +133,7 @@ MOE_FAMILIES = (
     Family(
         name="mixtral",
         architecture="MixtralForCausalLM",
-        options=(*SHAPE, RMS_EPS, HEAD_DIM, tied(False), gate()),
+        options=(*SHAPE, rms_eps(1e-5), HEAD_DIM, tied(False), gate()),
         mixed=(
             Mixed(
                 theirs=("num_local_experts", "num_experts_per_tok", *_LOSSES),

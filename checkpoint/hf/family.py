@@ -37,6 +37,9 @@ class Family:
 
     name: str
     architecture: str
+    """The class that exported models are of."""
+    other_architectures: tuple[str, ...] = ()
+    """Classes whose models are taken over, too, besides the one without a head."""
     options: tuple[Option, ...]
     fixed: Mapping[str, Any]
     """Fields that all its models have."""
@@ -60,6 +63,12 @@ class Family:
     window: int | None = None
     uses_window: bool = True
     """Both where a config does not say them: a window, and whether it is used."""
+    first_window: int = 0
+    """The first layer with one, likewise."""
+    longest: int | None = None
+    """The length of a sequence where a config does not say it."""
+    ignored: tuple[str, ...] = ()
+    """Options that published models have, and that nothing reads."""
     mixed: tuple[Mixed, ...] = ()
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Options with which it would be another model, and what they must be."""
@@ -67,9 +76,21 @@ class Family:
     derived: Callable[[Fields], Fields] = field(default=lambda fields: {})
     """Fields that follow from others."""
 
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Classes whose models are taken over. That of another head is another model."""
+        bases = [
+            f"{self.architecture.removesuffix(head)}Model"
+            for head in _CAUSAL_HEADS
+            if self.architecture.endswith(head)
+        ]
+        return (self.architecture, *self.other_architectures, *bases)
 
+
+# Without one of these, models go on with a text as well: their table is that of the head, too,
+# or files have the head's.
+_CAUSAL_HEADS = ("ForCausalLM", "LMHeadModel")
 HEAD_DIM = Option(theirs="head_dim", ours="head_width", missing=None)
-RMS_EPS = Option(theirs="rms_norm_eps", ours="norm_eps", missing=1e-6)
 LAYER_EPS = Option(theirs="layer_norm_eps", ours="norm_eps", missing=1e-5)
 ATTENTION_BIAS = Option(theirs="attention_bias", ours="attention_bias", missing=False)
 MLP_BIAS = Option(theirs="mlp_bias", ours="mlp_bias", missing=False)
@@ -111,6 +132,13 @@ GRANITE_SCALES = (
 )
 RMS = {"norm": "rmsnorm"}
 UNBIASED = {"attention_bias": False, "mlp_bias": False}
+
+
+def rms_eps(missing: float) -> Option:
+    return Option(theirs="rms_norm_eps", ours="norm_eps", missing=missing)
+
+
+RMS_EPS = rms_eps(1e-6)
 
 
 def tied(missing: bool) -> Option:

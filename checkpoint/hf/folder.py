@@ -26,8 +26,13 @@ TOKENIZER = (
     *("vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja"),
     *("generation_config.json", "vocab.txt", "spiece.model"),
 )
+# Those of them in which ids are.
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 # Constants that older versions of `transformers` have saved beside weights.
-_CONSTANTS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+_CONSTANTS = (
+    *(".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"),
+    *(".attention.bias", ".attention.masked_bias"),
+)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

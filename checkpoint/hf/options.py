@@ -7,7 +7,8 @@ a model is never taken for another one that is nearly the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ PLAIN_ACTIVATIONS = {
 }
 # Whether both branches read the same stream.
 BLOCKS = {True: "parallel", False: "serial"}
+# What is not set is not there, but for these.
+_TRUE_IF_MISSING = frozenset({"is_causal"})
 # They say how a model is used, or from where it comes.
 IGNORED = frozenset(
     {
@@ -34,7 +37,11 @@ IGNORED = frozenset(
         *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id"),
         *("model_type", "pretraining_tp", "return_dict", "task_specific_params", "torch_dtype"),
         *("transformers_version", "use_cache", "problem_type", "chunk_size_feed_forward"),
-        *("classifier_dropout",),
+        *("classifier_dropout", "tokenizer_class", "gradient_checkpointing", "_num_labels"),
+        *("cache_implementation", "attn_implementation", "_attn_implementation"),
+        *("_attn_implementation_autoset", "_from_model_config", "max_sequence_length"),
+        # Of programs besides `transformers`.
+        *("is_llama_config", "transformers.js_config", "unsloth_fixed", "unsloth_version"),
     }
 )
 
@@ -81,10 +88,35 @@ def refused(option: str, value: Any, why: str = "the trainer does not have it") 
     return UnsupportedModelError(f"config.json: {option} = {value!r} cannot be taken over; {why}")
 
 
+def required(config: Config, name: str) -> Any:
+    """An option of which there is no default."""
+    if config.get(name) is None:
+        raise UnsupportedModelError(f"config.json has no {name}")
+    return config[name]
+
+
+@contextmanager
+def understood(config: Config, names: Iterable[str]) -> Iterator[None]:
+    """Refuse some options by name where one has a value that it cannot have.
+
+    What reads an option expects the type that it has in `transformers`.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        given = ", ".join(f"{name} = {config[name]!r}" for name in names if name in config)
+        missing = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise UnsupportedModelError(
+            f"config.json: {given or 'an option'} cannot be understood: {missing}"
+        ) from error
+
+
 def check_all_read(config: Config, read: set[str], family: str) -> None:
     """Refuse what is set and neither read nor known to change nothing."""
     for name, value in config.items():
-        if name in read or name in IGNORED or value is None or value is False:
+        if name in read or name in IGNORED or value is None:
+            continue
+        if value is False and name not in _TRUE_IF_MISSING:
             continue
         if name.startswith(("output_", "summary_", "is_encoder_decoder")):
             continue
@@ -113,14 +145,18 @@ def read_rope(config: Config, *, theta: float, fraction: float) -> Fields:
 
     `theta` and `fraction` are what both are where the config does not say it.
     """
-    seq_len = config["max_position_embeddings"]
-    given = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    seq_len = required(config, "max_position_embeddings")
+    newer, older = (config.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
+    if newer and older and newer != older:
+        # `transformers` passes one of them over.
+        raise refused("rope_scaling", older, "rope_parameters says something else")
+    given = dict(newer or older)
     kind = given.pop("rope_type", None) or given.pop("type", None) or "default"
     given.pop("type", None)
     older_theta = _first(config, "rope_theta", "rotary_emb_base")
     older_fraction = _first(config, "partial_rotary_factor", "rotary_pct")
-    theta = given.pop("rope_theta", None) or older_theta or theta
-    fraction = given.pop("partial_rotary_factor", None) or older_fraction or fraction
+    theta = _given(given.pop("rope_theta", None), older_theta, theta)
+    fraction = _given(given.pop("partial_rotary_factor", None), older_fraction, fraction)
     original = given.pop("original_max_position_embeddings", None) or config.get(
         "original_max_position_embeddings"
     )
@@ -154,7 +190,7 @@ def read_ropes(config: Config, *, theta: float, local_theta: float) -> Fields:
     of_all, of_local = (dict(given.get(name) or {}) for name in ("full_attention", _LOCAL))
     of_all |= config.get("rope_scaling") or {}
     fields = read_rope({**config, "rope_parameters": of_all}, theta=theta, fraction=1.0)
-    of_local["rope_theta"] = of_local.get("rope_theta") or local_theta
+    of_local["rope_theta"] = _given(of_local.get("rope_theta"), local_theta)
     local = read_rope(
         {"rope_parameters": of_local, "max_position_embeddings": fields["seq_len"]},
         theta=local_theta,
@@ -173,7 +209,12 @@ def read_ropes(config: Config, *, theta: float, local_theta: float) -> Fields:
 
 def _first(config: Config, *names: str) -> Any:
     """The first of some options that is given."""
-    return next((config[name] for name in names if config.get(name)), None)
+    return _given(*(config.get(name) for name in names))
+
+
+def _given(*values: Any) -> Any:
+    """The first that is not None."""
+    return next((value for value in values if value is not None), None)
 
 
 def _scaling(kind: str, given: Mapping[str, Any]) -> Fields:
@@ -229,24 +270,25 @@ _LOCAL = "sliding_attention"
 _KINDS = {_LOCAL: "local", "full_attention": "global"}
 
 
-def read_window(config: Config, *, missing: int | None, used: bool) -> Fields:
+def read_window(config: Config, *, missing: int | None, used: bool, first: int) -> Fields:
     """The fields of windows; `layer_types` counts before the older options.
 
-    `missing` is the window, and `used` whether there is one, where the config does not say it.
+    `missing` is the window, `used` whether there is one, and `first` the layer from which on,
+    where the config does not say it.
     """
     if missing is not None:
         # One that is longer than all sequences hides nothing.
-        missing = min(missing, config["max_position_embeddings"])
+        missing = min(missing, required(config, "max_position_embeddings"))
     window = config.get("sliding_window", missing)
     if window is None or not config.get("use_sliding_window", used):
         return {}
-    layers = config["num_hidden_layers"]
+    layers = required(config, "num_hidden_layers")
     types = config.get("layer_types")
     if types is None and config.get("model_type") in _WINDOW_PATTERNS:
         every = config.get("sliding_window_pattern") or _WINDOW_PATTERNS[config["model_type"]]
         types = [list(_KINDS)[(layer + 1) % every == 0] for layer in range(layers)]
     if types is None:
-        first = config.get("max_window_layers", 0)
+        first = config.get("max_window_layers", first)
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
     unknown = [each for each in types if each not in _KINDS]
     if unknown:

@@ -6,13 +6,12 @@ where its record says that it has the same tensors of the same source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 
 from checkpoint.core import names
 from checkpoint.core.checked_json import RecordError
 from checkpoint.core.manifest import Manifest, PartRecord
-from checkpoint.core.shards import Rectangle, ShardTable, ShardTensor, lay_out
+from checkpoint.core.shards import Rectangle, ShardTable, lay_out
 from checkpoint.storage.storage import Storage
 from checkpoint.torch_format.framed import OnBytes, PartDraft, write_part
 
@@ -30,13 +29,13 @@ _FOLDER = names.attempt_folder(STEP, _ATTEMPT)
 def write_parts(
     target: Storage,
     rectangles: Sequence[Rectangle],
-    raw: Callable[[str], bytes],
+    raw: Callable[[str], Iterator[bytes]],
     *,
     extra: str,
     on_bytes: OnBytes,
     part_bytes: int,
 ) -> Manifest:
-    """Write all that is not there; `raw` gives the bytes of a tensor.
+    """Write all that is not there; `raw` gives the bytes of a tensor, in pieces.
 
     `extra` changes with the source, and with what is made of it.
 
@@ -53,7 +52,9 @@ def write_parts(
     for table in tables:
         part = found.get(table.rank)
         if part is None:
-            part = write_part(target, _FOLDER, table, partial(_pieces, raw), draft, on_bytes)
+            part = write_part(
+                target, _FOLDER, table, lambda shard: raw(shard.name), draft, on_bytes
+            )
             target.write_bytes(_record_path(table.rank), part.to_json())
         else:
             on_bytes(sum(shard.nbytes for shard in table.tensors))
@@ -64,10 +65,6 @@ def write_parts(
 def forget_records(target: Storage) -> None:
     """Delete what only a next try would read, once the checkpoint is committed."""
     target.delete_folder(f"{_FOLDER}/{names.PARTS}")
-
-
-def _pieces(raw: Callable[[str], bytes], shard: ShardTensor) -> list[bytes]:
-    return [raw(shard.name)]
 
 
 def _record_path(rank: int) -> str:

@@ -44,7 +44,10 @@ class Rule:
     inner_planes: int | None = None
 
     def to_ours(self, found: Mapping[str, Tensor]) -> Tensor:
-        """Our tensor. Raises ValueError where a shape is not what the rule says."""
+        """Our tensor, in the same memory where it is one of theirs as it is.
+
+        Raises ValueError where a shape is not what the rule says.
+        """
         parts = []
         for name, rows in zip(self.theirs, self.rows, strict=True):
             part = found[name].t() if self.transposed != self.columns else found[name]
@@ -54,7 +57,7 @@ class Rule:
             parts.append(part)
         # Where tensors are the pieces, as an expert's are, there is no copy in between.
         whole = self.rows == self.pieces
-        pieces = tuple(parts) if whole else torch.split(torch.cat(parts), list(self.pieces))
+        pieces = tuple(parts) if whole else torch.split(_together(parts), list(self.pieces))
         if self.merged is not None:
             pieces = tuple(torch.cat([pieces[number] for number in each]) for each in self.merged)
         joined = self._join(pieces)
@@ -70,7 +73,9 @@ class Rule:
         whole = ours.t() if self.columns else ours
         if self.inner_planes is not None:
             whole = whole.flatten(1, 2)
-        parts = torch.split(torch.cat(self._apart(self._cut(whole))), list(self.rows))
+        parts = self._apart(self._cut(whole))
+        if self.rows != self.pieces:
+            parts = list(torch.split(_together(parts), list(self.rows)))
         return {
             name: (part.t() if self.transposed != self.columns else part).contiguous()
             for name, part in zip(self.theirs, parts, strict=True)
@@ -96,7 +101,7 @@ class Rule:
     def _join(self, pieces: Sequence[Tensor]) -> Tensor:
         match self.joined:
             case "rows":
-                return torch.cat(list(pieces))
+                return _together(pieces)
             case "planes":
                 planes = torch.stack(list(pieces))
                 return (
@@ -118,6 +123,11 @@ class Rule:
                 by_group = torch.unflatten(whole, 0, (self.groups, -1))
                 sizes = [rows // self.groups for rows in self._sizes]
                 return [piece.flatten(0, 1) for piece in torch.split(by_group, sizes, dim=1)]
+
+
+def _together(parts: Sequence[Tensor]) -> Tensor:
+    """Rows of all parts; a single one without a copy."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def copied(ours: str, theirs: str, rows: int, *, transposed: bool = False) -> Rule:

@@ -15,7 +15,9 @@ from checkpoint.hf.family import Family
 from checkpoint.hf.options import Config, Fields
 from checkpoint.hf.rules import Rule
 from outlast.model import ModelSpec
+from outlast.rules.sizes import LARGEST
 
+_LONGEST = "max_position_embeddings"
 # What is the trainer's own, and what follows from others and is compared as such.
 _NOT_COMPARED = {"preset", "vocab_multiple", "dropout", "attention_dropout", "init_std"}
 _DERIVED = {
@@ -52,27 +54,63 @@ def section_of(config: Config) -> Fields:
         UnsupportedModelError: its architecture is unknown, or an option that we lack is set.
     """
     family = family_of(config)
+    _check_architectures(config, family)
     config = _without_constants(config, family)
     fields: Fields = dict(family.fixed)
     for option in family.options:
-        fields[option.ours] = option.read(config.get(option.theirs, option.missing))
+        with options.understood(config, (option.theirs,)):
+            fields[option.ours] = option.read(config.get(option.theirs, option.missing))
+    _check_layers(fields)
     for mixed in family.mixed:
-        fields |= mixed.read(config)
-    read = {option.theirs for option in family.options}
-    read |= {name for mixed in family.mixed for name in mixed.theirs}
+        with options.understood(config, mixed.theirs):
+            fields |= mixed.read(config)
     if family.rotary:
-        fields |= _rope_of(config, family)
-        read |= options.ROPE_OPTIONS
-        if family.local_rope is not None and family.local_rope.older is not None:
-            read.add(family.local_rope.older)
+        with options.understood(config, sorted(options.ROPE_OPTIONS)):
+            fields |= _rope_of(config, family)
     if family.windows != "none":
-        fields |= options.read_window(config, missing=family.window, used=family.uses_window)
-        read |= options.WINDOW_OPTIONS
+        with options.understood(config, sorted(options.WINDOW_OPTIONS)):
+            fields |= options.read_window(
+                config,
+                missing=family.window,
+                used=family.uses_window,
+                first=family.first_window,
+            )
         if "window" not in fields:
             fields.pop("rope_local_theta", None)
-    fields |= family.derived(fields)
-    options.check_all_read(config, read, family.name)
+    with options.understood(config, ()):
+        fields |= family.derived(fields)
+    options.check_all_read(config, options_of(family) | set(family.ignored), family.name)
     return fields
+
+
+def options_of(family: Family) -> set[str]:
+    """Options that say which model of a family it is."""
+    names = {option.theirs for option in family.options}
+    names |= {name for mixed in family.mixed for name in mixed.theirs}
+    if family.dropouts is not None:
+        names.add(family.dropouts.of_embeddings)
+    if family.rotary:
+        names |= options.ROPE_OPTIONS
+        if family.local_rope is not None and family.local_rope.older is not None:
+            names.add(family.local_rope.older)
+    return names | options.WINDOW_OPTIONS if family.windows != "none" else names
+
+
+def _check_architectures(config: Config, family: Family) -> None:
+    """Refuse a model of another class, as one with another head; a config need not name any."""
+    given = config.get("architectures") or ()
+    allowed = {name.lower() for name in family.architectures}
+    # MPT's own code is of "MPT", and the same in `transformers` of "Mpt".
+    if not isinstance(given, (list, tuple)) or {str(name).lower() for name in given} - allowed:
+        why = f"allowed for {family.name}: {', '.join(family.architectures)}"
+        raise options.refused("architectures", given, why)
+
+
+def _check_layers(fields: Fields) -> None:
+    """What is said of each layer takes memory for each."""
+    layers, most = fields.get("layers", 1), LARGEST["model.layers"]
+    if type(layers) is not int or not 1 <= layers <= most:
+        raise UnsupportedModelError(f"config.json has {layers!r} layers; allowed: 1 to {most}")
 
 
 def _rope_of(config: Config, family: Family) -> Fields:
@@ -102,14 +140,40 @@ def config_of(model: ModelSpec, family: Family) -> Fields:
         config |= options.write_ropes(model) if by_layer else options.write_rope(model)
     if family.windows != "none":
         config |= options.write_window(model, by_layer=family.windows == "by_layer")
+    check_says(config, model, family)
+    return config
+
+
+def config_like(given: Config, model: ModelSpec) -> tuple[Family, Fields]:
+    """The same with what else another config of the family says, such as ids of special tokens.
+
+    It may have been trained on shorter sequences than it can read.
+
+    Raises:
+        UnsupportedModelError: the family has no such model.
+    """
+    family = family_of(given)
+    written = config_of(model, family)
+    # Older names for the same would count beside the newer ones.
+    others = {name: value for name, value in given.items() if name not in options_of(family)}
+    config = {**others, **written}
+    longest = given.get(_LONGEST)
+    if family.rotary and isinstance(longest, int) and model.rope_scaling.kind != "dynamic":
+        config[_LONGEST] = max(longest, written[_LONGEST])
+    check_says(config, model, family)
+    return family, config
+
+
+def check_says(config: Config, model: ModelSpec, family: Family) -> None:
+    """Refuse a config that would be read back as another model."""
     other = compared(ModelSpec.model_validate(section_of(config)))
     for name, value in compared(model).items():
-        if other[name] != value:
+        may_be_longer = name == "seq_len" and family.rotary
+        if other[name] != value and not (may_be_longer and other[name] >= value):
             raise UnsupportedModelError(
                 f"{family.architecture} has no model with model.{name} = {value}, only "
                 f"{other[name]}"
             )
-    return config
 
 
 def rules_of(model: ModelSpec, family: Family) -> tuple[Rule, ...]:
@@ -152,9 +216,11 @@ def _experts(model: ModelSpec) -> Fields:
 
 def _without_constants(config: Config, family: Family) -> Fields:
     left = dict(config)
+    if family.longest is not None and left.get(_LONGEST) is None:
+        left[_LONGEST] = family.longest
     for name, value in family.constants.items():
         given = left.pop(name, value)
-        if given != value:
+        if given is not None and given != value:
             raise options.refused(name, given, f"allowed: {value}")
     dropouts = family.dropouts
     if dropouts is not None:

@@ -10,11 +10,14 @@ import json
 import math
 import mmap
 import os
+import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,10 +69,16 @@ class TensorFile:
         return list(self._places)
 
     def read(self, name: str) -> Tensor:
-        """A copy of one tensor."""
+        """One tensor, in the memory of the file, which nobody may write to."""
         place, dtype = self._places[name], self._dtype(name)
-        raw = torch.frombuffer(bytearray(self._map[place.start : place.stop]), dtype=torch.uint8)
-        return raw.view(dtype).view(place.shape)
+        if place.start == place.stop:
+            return torch.empty(place.shape, dtype=dtype)
+        raw = np.frombuffer(self._map, np.uint8, place.stop - place.start, place.start)
+        if place.start % dtype.itemsize:
+            raw = raw.copy()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            return torch.from_numpy(raw).view(dtype).view(place.shape)
 
     def outline(self, name: str) -> Tensor:
         """A tensor of the same type and shape without memory."""
@@ -84,7 +93,9 @@ class TensorFile:
         return _DTYPES[given]
 
     def close(self) -> None:
-        self._map.close()
+        # Where tensors of it are still held, as by the traceback of an error, it goes with them.
+        with suppress(BufferError):
+            self._map.close()
 
     def _read_header(self) -> dict[str, _Place]:
         length = int.from_bytes(self._map[:_LENGTH_BYTES], "little")

@@ -52,12 +52,8 @@ def slots_by_stage(spec: JobSpec, placement: Placement | None) -> list[Counter[i
 
     `placement` is that of the spec, with nodes called by their index.
     """
-    own, per_node = num_own_slots(placement), spec.workers_per_node
-    stage_of = [
-        stage
-        for stage in range(spec.parallel.pp)
-        for _ in range(spec.parallel.tp * spec.parallel.dp)
-    ]
+    own, per_node, layout = num_own_slots(placement), spec.workers_per_node, spec.layout
+    stage_of = [stage for stage in range(spec.parallel.pp) for _ in range(layout.tp * layout.dp)]
     nodes = [
         Counter(stage_of[first : first + per_node] * own)
         for first in range(0, spec.layout.world_size, per_node)

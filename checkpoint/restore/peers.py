@@ -8,7 +8,8 @@ of no meaning.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import Protocol, TypeVar
 
@@ -53,6 +54,19 @@ class Peers(Protocol):
 
     def receive(self, message: Tensor, peer: int, tag: int) -> Pending:
         """Start to receive bytes into host memory."""
+
+    def abandon(self) -> None:
+        """The restore has failed here: nothing more is exchanged, whatever is under way."""
+
+
+@contextmanager
+def abandoned_on_failure(peers: Peers) -> Iterator[Peers]:
+    """The same peers. An exception also ends whatever is under way with them."""
+    try:
+        yield peers
+    except BaseException:
+        peers.abandon()
+        raise
 
 
 class _Agreement(IntEnum):
@@ -133,3 +147,6 @@ class Alone:
 
     def receive(self, message: Tensor, peer: int, tag: int) -> Pending:
         raise ValueError(f"there is no rank {peer} to receive from")
+
+    def abandon(self) -> None:
+        """Nobody to leave."""

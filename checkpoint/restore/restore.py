@@ -61,6 +61,8 @@ __all__ = [
 ]
 
 
+# Verified at once, and then copied: passing less between threads costs more than it hides.
+_PIECE_BYTES = 4 << 20
 # What is said of a checkpoint that is not meant to have state of an optimizer.
 WEIGHTS_ONLY = "weights_only"
 # How names of that state begin, beside those of weights.
@@ -331,17 +333,34 @@ def _copy_out(
         )
     # The views die with this frame: a mapping cannot be closed under them.
     views = map_tensors(slot, places, tensors)
-    in_order = sorted(range(len(places)), key=lambda index: places[index].byte_offset)
     verifier = Verifier(slot, sums or ())
+    pieces = _pieces(places)
     with ThreadPoolExecutor(1, thread_name_prefix="verify") as beside:
-        ends = [places[index].byte_offset + places[index].nbytes for index in in_order]
-        verified = [beside.submit(verifier.through, end) for end in ends if sums is not None]
-        for number, index in enumerate(in_order):
+        verified = [beside.submit(verifier.through, end) for _, end in pieces if sums is not None]
+        for number, (indices, _) in enumerate(pieces):
             if sums is not None:
                 verified[number].result()
-            copy_by_memmove([tensors[index].tensor], [views[index]])
+            into = [tensors[index].tensor for index in indices]
+            copy_by_memmove(into, [views[index] for index in indices])
     if sums is not None:
         verifier.through(slot.payload_bytes)
+
+
+def _pieces(places: Sequence[ShardTensor]) -> list[tuple[list[int], int]]:
+    """Which tensors are copied together, in the order of the payload, and where each piece ends."""
+    pieces: list[tuple[list[int], int]] = []
+    indices: list[int] = []
+    nbytes = 0
+    for index in sorted(range(len(places)), key=lambda index: places[index].byte_offset):
+        indices.append(index)
+        nbytes += places[index].nbytes
+        if nbytes >= _PIECE_BYTES:
+            pieces.append((indices, places[index].byte_offset + places[index].nbytes))
+            indices, nbytes = [], 0
+    if indices:
+        last = places[indices[-1]]
+        pieces.append((indices, last.byte_offset + last.nbytes))
+    return pieces
 
 
 def _close(slots: Sequence[SlotFile]) -> None:

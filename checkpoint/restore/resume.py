@@ -35,13 +35,8 @@ from checkpoint.core.manifest import Manifest
 from checkpoint.core.pacing import backoff_s
 from checkpoint.errors import LayoutMismatchError, NoCheckpointError, StorageUnavailableError
 from checkpoint.restore.loaders import Loader, Ranks
-from checkpoint.restore.peers import agree, outcome
-from checkpoint.restore.restore import (
-    CorruptCheckpointError,
-    Node,
-    Peers,
-    SealedStep,
-)
+from checkpoint.restore.peers import abandoned_on_failure, agree, outcome
+from checkpoint.restore.restore import CorruptCheckpointError, Node, Peers, SealedStep
 from checkpoint.restore.storage_prefetch import StoragePrefetch
 from checkpoint.storage.leases import reading
 from checkpoint.storage.storage import Storage
@@ -154,18 +149,19 @@ def restore(loader: Loader, ranks: Ranks, sources: Sources) -> Restored | None:
     restored, _ = _first_loadable(ranks, loads, "host memory")
     if restored is not None:
         return restored
-    peers = sources.join()
+    with abandoned_on_failure(sources.join()) as peers:
+        load = partial(_from_storage, loader, ranks, peers, sources)
+        return _patiently(peers, sources.patience_s, load)
 
-    def from_storage() -> Restored | None:
-        restored = _from_own(loader, ranks, peers, sources)
-        if restored is None and sources.other is not None:
-            restored = _from_other(loader, ranks, peers, sources.other, sources.node)
-        if sources.chosen or sources.skipped:
-            # Only now: where nothing can be loaded, a person may choose again.
-            _set_aside(ranks, peers, sources)
-        return restored
 
-    return _patiently(peers, sources.patience_s, from_storage)
+def _from_storage(loader: Loader, ranks: Ranks, peers: Peers, sources: Sources) -> Restored | None:
+    restored = _from_own(loader, ranks, peers, sources)
+    if restored is None and sources.other is not None:
+        restored = _from_other(loader, ranks, peers, sources.other, sources.node)
+    if sources.chosen or sources.skipped:
+        # Only now: where nothing can be loaded, a person may choose again.
+        _set_aside(ranks, peers, sources)
+    return restored
 
 
 def _patiently(peers: Peers, patience_s: float, work: Callable[[], _Result]) -> _Result:

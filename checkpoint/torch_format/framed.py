@@ -140,16 +140,20 @@ def commit(target: Storage, draft: Manifest) -> None:
 
 
 def _regrouped(pieces: Iterator[bytes]) -> Iterator[memoryview]:
-    """The same bytes in writes of one size, of which the last may be shorter."""
-    held = bytearray()
+    """The same bytes in writes of one size, of which the last may be shorter.
+
+    All have the same memory: each is written when the next is asked for.
+    """
+    held, filled = memoryview(bytearray(_WRITE_BYTES)), 0
     for piece in pieces:
         rest = memoryview(piece)
         while rest:
-            part = rest[: _WRITE_BYTES - len(held)]
-            held += part
+            part = rest[: _WRITE_BYTES - filled]
+            held[filled : filled + len(part)] = part
+            filled += len(part)
             rest = rest[len(part) :]
-            if len(held) == _WRITE_BYTES:
-                yield memoryview(held)
-                held = bytearray()
-    if held:
-        yield memoryview(held)
+            if filled == _WRITE_BYTES:
+                yield held
+                filled = 0
+    if filled:
+        yield held[:filled]

@@ -2,17 +2,29 @@
 
 It is only ever appended to. Once it is large it is set aside as `audit.jsonl.1`, and what was
 there before as `.2`; the oldest is deleted.
+
+An entry has a place: its file, by the digest of the first line, and the byte at which it begins
+there. Neither changes while entries come in, files are renamed and old ones are deleted; no two
+files begin with a call of the same microsecond from the same port. The time of an entry alone would
+not do: calls may be of the same moment, and clocks are set back. It is part of the place because
+it says of one whose file is not there that it was deleted.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import os
+import re
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import unquote
 
 from controller.ratelimit import RateLimitedLog
@@ -30,6 +42,14 @@ MAX_REFUSED_PER_MINUTE = 60
 # Of any text in an entry.
 MAX_TEXT = 200
 _TEXTS = ("caller", "peer", "call", "about", "why")
+# The start of a digest, the first byte of an entry, and its whole second.
+_PLACE = re.compile(r"([0-9a-f]{16})-([0-9]{1,18})-([0-9]{1,18})")
+# Some hundred entries are read at once.
+_BLOCK_BYTES = 1 << 16
+
+
+class NoSuchPlaceError(ValueError):
+    """No entry of this log has, or had, this place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +89,8 @@ class Audit:
         self._log = RateLimitedLog(logger)
         self._refused: dict[str, deque[float]] = {}
         self._num_left_out = Counter[str]()
+        # It is read in other threads than it is written in.
+        self._renaming = threading.Lock()
 
     def add(self, entry: Entry) -> None:
         """Write an entry down. A disk that is full does not end the call that is done already."""
@@ -94,15 +116,40 @@ class Audit:
 
     def read(self) -> Iterator[Entry]:
         """All entries that are kept, newest first."""
-        for path in (self._path, *map(self._old, range(1, NUM_OLD_FILES + 1))):
-            if not path.exists():
-                continue
-            for line in reversed(path.read_bytes().splitlines()):
-                # The last one of a controller that was killed may be cut short.
-                try:
-                    yield Entry(**json.loads(line))
-                except (ValueError, TypeError):
-                    logger.debug("no entry of the audit log: %r", line)
+        return (entry for _, entry in self.older_than(""))
+
+    def older_than(self, place: str) -> Iterator[tuple[str, Entry]]:
+        """The entries before the one at a place, newest first, each with its own place; "": all.
+
+        Files are read in blocks from their ends, and no further than entries are taken. Before an
+        entry that was deleted there are none.
+
+        Raises:
+            NoSuchPlaceError: there is no such place, and was none.
+        """
+        with ExitStack() as opened:
+            # Files that are set aside meanwhile would be read twice.
+            with self._renaming:
+                files = [
+                    opened.enter_context(path.open("rb"))
+                    for path in (self._path, *map(self._old, range(1, NUM_OLD_FILES + 1)))
+                    if path.exists()
+                ]
+            end: int | None = None
+            if place:
+                at, end = _found(files, place)
+                files = files[at:]
+            for file in files:
+                digest = _digest_of(file)
+                for start, line in _lines_before(file, end):
+                    # The last one of a controller that was killed may be cut short.
+                    try:
+                        entry = Entry(**json.loads(line))
+                    except (ValueError, TypeError):
+                        logger.debug("no entry of the audit log: %r", line)
+                    else:
+                        yield f"{digest}-{start}-{max(0, int(entry.at_s))}", entry
+                end = None
 
     def _has_room(self, caller: str) -> bool:
         now_s = self._monotonic()
@@ -119,7 +166,67 @@ class Audit:
         return self._path.with_name(f"{FILE_NAME}.{number}")
 
     def _set_aside(self) -> None:
-        for number in range(NUM_OLD_FILES, 1, -1):
-            if self._old(number - 1).exists():
-                self._old(number - 1).replace(self._old(number))
-        self._path.replace(self._old(1))
+        with self._renaming:
+            for number in range(NUM_OLD_FILES, 1, -1):
+                if self._old(number - 1).exists():
+                    self._old(number - 1).replace(self._old(number))
+            self._path.replace(self._old(1))
+
+
+def _found(files: Sequence[BinaryIO], place: str) -> tuple[int, int]:
+    """Which file a place is in, and the byte there; behind the last one when it was deleted."""
+    allowed = "allowed: `next` of the page before"
+    if (given := _PLACE.fullmatch(place)) is None:
+        raise NoSuchPlaceError(f"is {place!r}; {allowed}")
+    start = int(given[2])
+    for at, file in enumerate(files):
+        if _digest_of(file) == given[1]:
+            if _is_start(file, start):
+                return at, start
+            break
+    else:
+        if files and int(given[3]) <= _begun_s(files[-1]):
+            return len(files), 0
+    raise NoSuchPlaceError(f"is {place!r}, which this controller's log does not have; {allowed}")
+
+
+def _begun_s(file: BinaryIO) -> float:
+    """The time of the first entry of a file."""
+    file.seek(0)
+    try:
+        return float(json.loads(file.readline(_BLOCK_BYTES))["at_s"])
+    except (ValueError, TypeError, KeyError):
+        return 0.0
+
+
+def _digest_of(file: BinaryIO) -> str:
+    file.seek(0)
+    return hashlib.sha256(file.readline(_BLOCK_BYTES)).hexdigest()[:16]
+
+
+def _is_start(file: BinaryIO, start: int) -> bool:
+    """Whether a line begins at a byte of a file."""
+    file.seek(max(0, start - 1))
+    before = file.read(2)
+    return bool(before) if start == 0 else len(before) == 2 and before[:1] == b"\n"
+
+
+def _lines_before(file: BinaryIO, end: int | None) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that begin before a byte, last first, each with its own first byte."""
+    start = file.seek(0, os.SEEK_END) if end is None else end
+    # What was read of a line that begins before the block.
+    rest = b""
+    while start:
+        size = min(_BLOCK_BYTES, start)
+        start -= size
+        file.seek(start)
+        block = file.read(size) + rest
+        rest, *lines = block.split(b"\n")
+        at = start + len(block)
+        for line in reversed(lines):
+            at -= len(line)
+            if line:
+                yield at, line
+            at -= 1
+    if rest:
+        yield 0, rest

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from controller.access import tokens
+from controller.access.oidc import Issuers
 from controller.access.roles import NODE, ROLES, Caller
 from controller.ratelimit import RateLimitedLog
 from outlast.channel import SCHEME
+from outlast.errors import FatalError
 
 logger = logging.getLogger(__name__)
 
@@ -37,17 +39,19 @@ class Callers:
         """`certificates`: the server lets only those connect who show one of its authority.
 
         Raises:
-            TokensError: the file cannot be used.
+            FatalError: the file cannot be used.
         """
         self._path = tokens_file
         self.certificates = certificates
         self._now = now
         self._log = RateLimitedLog(logger)
         self._stamp: tuple[int, int, int] | None = None
-        self._entries: tuple[tokens.Entry, ...] = ()
+        self._known = tokens.Known()
         if tokens_file is not None:
-            self._entries = tokens.read(tokens_file)
+            self._known = tokens.read(tokens_file)
             self._stamp = _stamp_of(tokens_file)
+        self._issuers = Issuers(self._known.issuers)
+        self._issuers.wait()
 
     @property
     def has_tokens(self) -> bool:
@@ -62,8 +66,10 @@ class Callers:
     def by_token(self, token: str) -> Caller | None:
         """Whose token this is; None when it is nobody's, or not any more."""
         self._refresh()
-        found = tokens.find(token, self._entries, self._now().date())
-        return None if found is None else found.caller
+        found = tokens.find(token, self._known.entries, self._now().date())
+        if found is not None:
+            return found.caller
+        return self._issuers.by_token(token, {entry.name for entry in self._known.entries})
 
     def by_header(self, value: str) -> Caller | None:
         """Whose token a header `authorization` brings."""
@@ -83,8 +89,11 @@ class Callers:
         # A wrong file is read once, not at each call.
         self._stamp = stamp
         try:
-            self._entries = tokens.read(self._path)
-        except tokens.TokensError as error:
+            known = tokens.read(self._path)
+            if known.issuers != self._issuers.issuers:
+                self._issuers = Issuers(known.issuers, self._issuers)
+            self._known = known
+        except FatalError as error:
             self._log.warning(("file",), "tokens stay as they were: %s", error)
 
 

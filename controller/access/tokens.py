@@ -1,6 +1,7 @@
-"""The file of tokens: who may call, in which role, until when.
+"""The file of tokens: who may call, in which role, until when; and who else issues tokens.
 
     - {name: alice, role: submitter, sha256: 9f86d0…, until: 2027-06-30}
+    - {issuer: https://login.example, audience: outlast, name: email, roles: {ml: submitter}}
 
 Tokens are 256 random bits, so that one round of SHA-256 is enough: there is nothing to guess. The
 file has no token in it, and is read anew once it has changed.
@@ -20,15 +21,14 @@ from typing import Any
 
 import yaml
 
+from controller.access.issuers import NAME, NAME_ALLOWED, Issuer, issuer_of
 from controller.access.roles import ROLES, Caller, Role
 from outlast import private
 from outlast.errors import FatalError
 
 # What a token looks like to those who search for lost ones.
 PREFIX = "outlast_"
-_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._@]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-NAME_ALLOWED = "1 to 64 letters, digits and -._@, the first a letter or digit"
 _MAX_FILE_BYTES = 4 << 20
 _FIELDS = ("name", "role", "sha256", "until")
 
@@ -53,11 +53,19 @@ class Entry:
         return Caller(name=self.name, role=self.role)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What a file says."""
+
+    entries: tuple[Entry, ...] = ()
+    issuers: tuple[Issuer, ...] = ()
+
+
 def check_name(name: str) -> None:
     """Raises:
     TokensError: it is none for a caller.
     """
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise TokensError(f"the name is {name!r}; allowed: {NAME_ALLOWED}")
 
 
@@ -79,8 +87,8 @@ def find(token: str, entries: Iterable[Entry], today: datetime.date) -> Entry | 
     return next((each for each in found if each.until is None or today <= each.until), None)
 
 
-def read(path: Path) -> tuple[Entry, ...]:
-    """All entries of a file.
+def read(path: Path) -> Known:
+    """All of a file.
 
     Raises:
         TokensError: it cannot be read, or has something else in it.
@@ -94,13 +102,20 @@ def read(path: Path) -> tuple[Entry, ...]:
         raise TokensError(f"{path} is not YAML: {error}") from error
     if not isinstance(document, list):
         raise TokensError(f"{path} has no list of tokens; `outlast tokens add` writes it")
-    entries = tuple(_entry(each, f"{path}, entry {at}") for at, each in enumerate(document, 1))
+    entries: list[Entry] = []
+    issuers: list[Issuer] = []
+    for at, each in enumerate(document, 1):
+        where = f"{path}, entry {at}"
+        if isinstance(each, dict) and "issuer" in each:
+            issuers.append(_issuer(each, where))
+        else:
+            entries.append(_entry(each, where))
     if len({entry.name for entry in entries}) < len(entries):
         raise TokensError(f"{path} has a name twice; each caller has one token")
-    return entries
+    return Known(entries=tuple(entries), issuers=tuple(issuers))
 
 
-def write(path: Path, entries: Iterable[Entry]) -> None:
+def write(path: Path, known: Known) -> None:
     """Write the file anew, for its owner only.
 
     Raises:
@@ -113,13 +128,21 @@ def write(path: Path, entries: Iterable[Entry]) -> None:
             "sha256": entry.sha256,
             **({"until": entry.until.isoformat()} if entry.until else {}),
         }
-        for entry in entries
+        for entry in known.entries
     ]
+    document += [issuer.document() for issuer in known.issuers]
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         private.replace_bytes(path, yaml.safe_dump(document, sort_keys=False).encode())
     except OSError as error:
         raise TokensError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _issuer(given: Any, where: str) -> Issuer:
+    try:
+        return issuer_of(given)
+    except ValueError as error:
+        raise TokensError(f"{where}: {error}") from error
 
 
 def _entry(given: Any, where: str) -> Entry:
@@ -128,7 +151,7 @@ def _entry(given: Any, where: str) -> Entry:
     if unknown := [str(name) for name in given if name not in _FIELDS]:
         raise TokensError(f"{where}: {unknown[0]} is not known; allowed: {', '.join(_FIELDS)}")
     name, role, sha256 = (str(given.get(field, "")) for field in _FIELDS[:3])
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise TokensError(f"{where}: name is {name!r}; allowed: {NAME_ALLOWED}")
     if role not in ROLES:
         raise TokensError(f"{where}: role is {role!r}; allowed: {', '.join(ROLES)}")

@@ -355,7 +355,7 @@ class Agent:
         )
 
     def _heartbeat(self) -> agents_pb2.Heartbeat:
-        return agents_pb2.Heartbeat(ranks=self._workers.summaries())
+        return agents_pb2.Heartbeat(ranks=self._workers.summaries(), links=self._links.messages())
 
     def _workers_requested(self, workers: list[Worker]) -> None:
         self._commands.workers_requested(workers)

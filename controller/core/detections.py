@@ -6,7 +6,7 @@ longer than the attempt in which it was seen. What is found again meanwhile is c
 
 from __future__ import annotations
 
-from controller.core import corruption, incidents, jobs
+from controller.core import corruption, incidents, jobs, link_signs
 from controller.core.context import Context
 from controller.core.events import Detected, DetectionEnded
 from controller.core.frozen import replace
@@ -44,6 +44,8 @@ def found(ctx: Context, event: Detected) -> None:
         detected=event.cause,
     )
     if event.acts and not _has_acted(ctx, job, event):
+        if event.cause is Cause.SLOWDOWN:
+            sign = link_signs.told(sign, link_signs.known(ctx, job))
         jobs.fault(ctx, job, sign)
         if event.step is not None:
             # The ranks may stop before they can say how far they were.

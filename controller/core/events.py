@@ -160,6 +160,8 @@ class JobStalled:
     stood: str = ""
     # The job's own program is at fault, not a node.
     is_program_error: bool = False
+    # The ranks all stand in one operation: none of them is known to be the one at fault.
+    are_alike: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

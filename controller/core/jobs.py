@@ -12,6 +12,7 @@ from controller.core import (
     hang_signs,
     incidents,
     last_checkpoint,
+    link_signs,
     nodes,
     program_error,
     replays,
@@ -175,7 +176,7 @@ def stalled(ctx: Context, event: JobStalled) -> None:
     if job.state is JobState.STARTING and ctx.blind_until_s is not None:
         # Nobody can have reported a first step.
         return
-    for sign in hang_signs.signs_of(job, event, ctx.now_s):
+    for sign in hang_signs.signs_of(job, event, ctx.now_s, link_signs.known(ctx, job)):
         fault(ctx, ctx.state.jobs[job.job_id], sign)
     incidents.add_note(ctx, ctx.state.jobs[job.job_id], "last_operations", event.stood)
 

@@ -8,6 +8,7 @@ record of each id.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 
 from controller.core.accounting import NOTHING_YET, Account
@@ -64,6 +65,8 @@ class JobPlan:
     pp: int = 1
     # Replicas that divide experts among them.
     ep: int = 1
+    # Ranks that divide sequences among them.
+    cp: int = 1
     non_finite_again: NonFiniteAgain = NonFiniteAgain.SKIP
     rollback_steps: int = 100
     # Of each node, besides its worker places.
@@ -97,10 +100,11 @@ class JobPlan:
     def model_node_indexes(self, rank: int) -> tuple[int, ...]:
         """Indexes of the nodes that hold the model of `rank`: each has a part in its loss."""
         layout = Layout(tp=self.tp, pp=self.pp, dp=self.world_size // (self.tp * self.pp))
-        # Each of those that divide experts has computed for the others, too.
-        part = layout.coordinate(rank).dp // self.ep
+        # Each of those that divide experts or sequences has computed for the others, too.
+        joined = math.lcm(self.ep, self.cp)
+        part = layout.coordinate(rank).dp // joined
         ranks = (
-            each for each in range(self.world_size) if layout.coordinate(each).dp // self.ep == part
+            each for each in range(self.world_size) if layout.coordinate(each).dp // joined == part
         )
         return tuple(dict.fromkeys(each // self.workers_per_node for each in ranks))
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from dataclasses import asdict
 
-from controller.access.audit import Audit, Entry
+from controller.access.audit import Audit, NoSuchPlaceError
 from controller.access.callers import Callers
 from controller.access.gate import current_caller
 from controller.grpc_errors import Context, bad_field
@@ -34,16 +34,22 @@ class AccessService(AccessServicer):
     async def ReadAudit(
         self, request: access_pb2.ReadAuditRequest, context: Context
     ) -> access_pb2.ReadAuditResponse:
-        """The newest calls that changed something or were refused."""
+        """The newest calls that changed something or were refused; a page of them."""
         if not 0 <= request.most <= MAX_ENTRIES:
             await bad_field(context, "most", f"is {request.most}; allowed: 0 to {MAX_ENTRIES}")
-        found = await asyncio.to_thread(self._found, request)
-        entries = [access_pb2.AuditEntry(**asdict(entry)) for entry in found]
-        return access_pb2.ReadAuditResponse(entries=entries)
+        try:
+            return await asyncio.to_thread(self._found, request)
+        except NoSuchPlaceError as error:
+            await bad_field(context, "after", str(error))
 
-    def _found(self, request: access_pb2.ReadAuditRequest) -> list[Entry]:
+    def _found(self, request: access_pb2.ReadAuditRequest) -> access_pb2.ReadAuditResponse:
         recent = itertools.takewhile(
-            lambda entry: entry.at_s >= request.since_s, self._audit.read()
+            lambda each: each[1].at_s >= request.since_s, self._audit.older_than(request.after)
         )
-        wanted = (entry for entry in recent if request.caller in ("", entry.caller))
-        return list(itertools.islice(wanted, request.most or DEFAULT_ENTRIES))
+        wanted = (each for each in recent if request.caller in ("", each[1].caller))
+        most = request.most or DEFAULT_ENTRIES
+        # One more says whether there are more.
+        found = list(itertools.islice(wanted, most + 1))
+        entries = [access_pb2.AuditEntry(**asdict(entry)) for _, entry in found[:most]]
+        following = found[most - 1][0] if len(found) > most else ""
+        return access_pb2.ReadAuditResponse(entries=entries, next=following)

@@ -6,6 +6,7 @@ one: whatever grows with the ranks is done at most once a second, and for so man
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ from controller.rpc.use import step_use
 from controller.rpc.views import brief_job, complete
 from controller.service import Service
 from controller.store.curves import StepRow
-from outlast.ids import JobId
+from outlast.ids import JobId, NodeId
 from outlast.v1 import jobs_pb2
 
 # While a job is in one state, its view is at most this old, and not computed more often.
@@ -69,9 +70,10 @@ class _Use:
 class JobViews:
     """The views of the jobs that somebody looks at."""
 
-    def __init__(self, service: Service, edge: Edge) -> None:
+    def __init__(self, service: Service, edge: Edge, matmul_flops: Mapping[NodeId, float]) -> None:
         self._service = service
         self._edge = edge
+        self._matmul_flops = matmul_flops
         self._views: dict[JobId, JobView] = {}
         self._uses: dict[JobId, _Use] = {}
 
@@ -107,7 +109,13 @@ class JobViews:
 
     def _computed(self, job: JobRecord, now_s: float) -> JobView:
         service = self._service
-        message = brief_job(job, service.curves, now_s=service.now_s, is_blind=service.is_blind)
+        message = brief_job(
+            job,
+            service.curves,
+            self._matmul_flops,
+            now_s=service.now_s,
+            is_blind=service.is_blind,
+        )
         use = self._use(job, now_s)
         if use is not None:
             message.step_use.CopyFrom(use)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import grpc
 
@@ -37,7 +37,7 @@ from controller.grpc_errors import (
 )
 from controller.rpc.choosing import ChoiceError, chosen_start, is_choice
 from controller.rpc.fitting import Fit, beyond_priority, fit_of
-from controller.rpc.history import MOST, history_of
+from controller.rpc.history import history_of, wrong_with_history
 from controller.rpc.job_views import JobView, JobViews
 from controller.rpc.log_requests import wrong_with_logs
 from controller.rpc.new_jobs import new_job_id, refuse_name, root_of
@@ -49,7 +49,7 @@ from controller.specs import spec_of
 from controller.store.code import CodeStore
 from controller.store.curves import PAGE_ROWS
 from outlast.chosen import ChosenStart
-from outlast.ids import JobId
+from outlast.ids import JobId, NodeId
 from outlast.problems import SpecError
 from outlast.rules.places import wrong_with_place
 from outlast.spec import JobSpec
@@ -71,11 +71,13 @@ class JobsService(JobsServicer):
         logs: LogQueries,
         checkpoint_root: str,
         code: CodeStore,
+        matmul_flops: Mapping[NodeId, float],
     ) -> None:
-        """`checkpoint_root` is the URL below which jobs without their own keep checkpoints."""
+        """`checkpoint_root` is the URL below which jobs without their own keep checkpoints;
+        `matmul_flops` is what a worker of each node reached in the matmul check, in FLOP/s."""
         self._service = service
         self._sessions = sessions
-        self._views = JobViews(service, edge)
+        self._views = JobViews(service, edge, matmul_flops)
         self._logs = logs
         self._checkpoint_root = checkpoint_root
         self._code = code
@@ -162,11 +164,12 @@ class JobsService(JobsServicer):
     async def GetHistory(
         self, request: jobs_pb2.GetHistoryRequest, context: Context
     ) -> jobs_pb2.GetHistoryResponse:
-        """The states that a job went through, and its committed checkpoints."""
+        """The states that a job went through, and its committed checkpoints; a page of them."""
         job = await self._known(request.job_id, context)
-        if not 0 <= request.most <= MOST:
-            await bad_field(context, "most", f"is {request.most}; allowed: 1 to {MOST}, or 0")
-        return history_of(job, self._service.history, request.most)
+        wrong = wrong_with_history(request)
+        if wrong is not None:
+            await bad_field(context, wrong.field, wrong.message)
+        return history_of(job, self._service.history, request)
 
     async def ListJobs(
         self, request: jobs_pb2.ListJobsRequest, context: Context

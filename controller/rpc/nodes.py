@@ -69,10 +69,12 @@ class NodesService(NodesServicer):
     async def GetNode(
         self, request: nodes_pb2.GetNodeRequest, context: Context
     ) -> nodes_pb2.GetNodeResponse:
-        """One node, with the last changes of its state."""
+        """One node, with the last changes of its state and what its links carry."""
         node = await self._known(request.node_id, context)
+        session = self._sessions.get(node.node)
         return nodes_pb2.GetNodeResponse(
             node=self._message(node),
+            links=() if session is None else session.links,
             changes=[
                 nodes_pb2.NodeChange(
                     at_s=change.at_s,

@@ -24,6 +24,8 @@ from outlast.v1.ranks_pb2_grpc import RanksServicer
 
 # In one answer, some 1 MB; and in one turn of the loop, some 5 ms of work.
 MOST, AT_ONCE = 4_096, 256
+# Of any job.
+MOST_RANKS = 1 << 17
 # Of what is said of a fault: an answer has thousands of ranks.
 MOST_LETTERS = 400
 # Of a profile, so that it fits into one message.
@@ -69,6 +71,7 @@ class RanksService(RanksServicer):
             pp=layout.pp,
             dp=layout.dp,
             ep=layout.ep,
+            cp=layout.cp,
         )
 
     async def ReadTimes(
@@ -76,10 +79,12 @@ class RanksService(RanksServicer):
     ) -> AsyncIterator[ranks_pb2.ReadTimesResponse]:
         """What black boxes have of the last operations, steps and spans of a job's ranks."""
         job = await self._known(request.job_id, context)
-        await _check_rank(request, job, context)
         if not 0 <= request.attempt <= job.attempt:
             allowed = f"1 to {job.attempt}, or 0"
             await bad_field(context, "attempt", f"is {request.attempt}; allowed: {allowed}")
+        # An earlier one may have had more.
+        is_newest = request.attempt in (0, job.attempt)
+        await _check_ranks(request, job.plan.world_size if is_newest else MOST_RANKS, context)
         if request.measure and request.measure not in [*Measure]:
             allowed = ", ".join(Measure)
             await bad_field(context, "measure", f"is {request.measure!r}; allowed: {allowed}")
@@ -97,6 +102,8 @@ class RanksService(RanksServicer):
             most_steps=request.most_steps,
             first_step=request.first_step,
             last_step=request.last_step,
+            num_ranks=request.num_ranks,
+            since_s=request.since_s,
         )
         try:
             async for found in self._logs.read(asked, kind=kind):
@@ -114,7 +121,7 @@ class RanksService(RanksServicer):
     ) -> AsyncIterator[ranks_pb2.ReadStacksResponse]:
         """Where ranks that run stand now."""
         job = await self._known(request.job_id, context)
-        await _check_rank(request, job, context)
+        await _check_ranks(request, job.plan.world_size, context)
         rank = request.rank if request.HasField("rank") else None
         asked = jobs_pb2.LogsRequest(job_id=request.job_id, rank=rank)
         kind = agents_pb2.LogQuery(stacks=True, native=request.native)
@@ -165,14 +172,15 @@ class RanksService(RanksServicer):
         return job
 
 
-async def _check_rank(
+async def _check_ranks(
     request: ranks_pb2.ReadTimesRequest | ranks_pb2.ReadStacksRequest,
-    job: JobRecord,
+    most: int,
     context: Context,
 ) -> None:
-    last = job.plan.world_size - 1
-    if request.HasField("rank") and not 0 <= request.rank <= last:
-        await bad_field(context, "rank", f"is {request.rank}; allowed: 0 to {last}")
+    if request.HasField("rank") and not 0 <= request.rank < most:
+        await bad_field(context, "rank", f"is {request.rank}; allowed: 0 to {most - 1}")
+    if isinstance(request, ranks_pb2.ReadTimesRequest) and not 0 <= request.num_ranks <= most:
+        await bad_field(context, "num_ranks", f"is {request.num_ranks}; allowed: 0 to {most}")
 
 
 def _stacks_message(found: jobs_pb2.LogsResponse) -> ranks_pb2.ReadStacksResponse:
@@ -238,7 +246,8 @@ def newest_faults(
 def _layout_of(job: JobRecord) -> Layout:
     plan = job.plan
     # The ranks of a script are replicas, as far as anybody knows.
-    return Layout(tp=plan.tp, pp=plan.pp, dp=plan.world_size // (plan.tp * plan.pp), ep=plan.ep)
+    dp = plan.world_size // (plan.tp * plan.pp)
+    return Layout(tp=plan.tp, pp=plan.pp, dp=dp, ep=plan.ep, cp=plan.cp)
 
 
 def _rank_message(

@@ -129,7 +129,9 @@ class Server:
             counters=parts.counters,
             incoming=parts.incoming,
         )
-        jobs = JobsService(service, sessions, parts.edge, logs, parts.checkpoint_root, parts.code)
+        places = parts.checkpoint_root, parts.code
+        measured = parts.counters.matmul_flops
+        jobs = JobsService(service, sessions, parts.edge, logs, *places, measured)
         nodes = NodesService(service, sessions, parts.edge, parts.clock)
         add_AccessServicer_to_server(AccessService(parts.callers, parts.audit), self._server)
         admission = Admission(agents, parts.join_token_file, parts.audit)
@@ -142,7 +144,8 @@ class Server:
         add_RanksServicer_to_server(RanksService(service, parts.edge, logs), self._server)
         diagnostics = DiagnosticsService(service, sessions, runs)
         add_DiagnosticsServicer_to_server(diagnostics, self._server)
-        add_TrendsServicer_to_server(TrendsService(service, parts.trends, runs), self._server)
+        trends = TrendsService(service, parts.trends, runs, measured)
+        add_TrendsServicer_to_server(trends, self._server)
         # The stubs do not know its asyncio half.
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from controller.core.changes import State
-from controller.core.environments import device_in
 from controller.core.records import JobRecord
 from controller.diagnosis.runs import DiagnosticRuns
+from controller.efficiency import peak_of
 from controller.grpc_errors import Context, bad_field, not_found
 from controller.rpc.views import is_note
 from controller.service import Service
@@ -22,7 +22,6 @@ from diagnostics.core.history import History, Hour, describe, findings
 from diagnostics.core.node_days import NodeDay
 from diagnostics.core.periods import PeriodicStall
 from diagnostics.core.trends import Trend
-from outlast.devices import reported_device
 from outlast.flops import Convention, flops_per_token
 from outlast.ids import JobId, NodeId
 from outlast.v1 import diagnostics_pb2, trends_pb2
@@ -36,8 +35,16 @@ _MOST_NODES = 100
 class TrendsService(TrendsServicer):
     """Shows trends of jobs, and statistics of nodes."""
 
-    def __init__(self, service: Service, watch: TrendWatch, runs: DiagnosticRuns) -> None:
+    def __init__(
+        self,
+        service: Service,
+        watch: TrendWatch,
+        runs: DiagnosticRuns,
+        matmul_flops: Mapping[NodeId, float],
+    ) -> None:
+        """`matmul_flops` is what a worker of each node reached in the matmul check, in FLOP/s."""
         self._service = service
+        self._matmul_flops = matmul_flops
         self._watch = watch
         self._runs = runs
 
@@ -49,7 +56,7 @@ class TrendsService(TrendsServicer):
         if job is None:
             await not_found(context, "job", request.job_id, "`outlast jobs` lists them")
         found = await self._watch.report(job.job_id)
-        message = job_trends(job, found)
+        message = job_trends(job, found, self._matmul_flops)
         own = {node for node in job.nodes if node is not None}
         statistics = [each for each in await self._statistics(NODE_DAYS) if each.node_id in own]
         message.nodes.extend(statistics[:_MOST_NODES])
@@ -62,8 +69,9 @@ class TrendsService(TrendsServicer):
         if not 0 <= request.days <= MOST_DAYS:
             allowed = f"1 to {MOST_DAYS}, or 0"
             await bad_field(context, "days", f"is {request.days}; allowed: {allowed}")
+        found = await self._statistics(request.days or NODE_DAYS)
         return trends_pb2.ListNodeStatisticsResponse(
-            nodes=await self._statistics(request.days or NODE_DAYS)
+            nodes=[each for each in found if request.node in ("", each.node_id)]
         )
 
     async def _statistics(self, num_days: int) -> list[trends_pb2.NodeStatistics]:
@@ -74,11 +82,12 @@ class TrendsService(TrendsServicer):
         return node_statistics(self._service.state, days, runs, since_s)
 
 
-def job_trends(job: JobRecord, found: History) -> trends_pb2.JobTrends:
+def job_trends(
+    job: JobRecord, found: History, matmul_flops: Mapping[NodeId, float]
+) -> trends_pb2.JobTrends:
     """A job's trends, without its nodes."""
     spec, periods = spec_of(job.spec_json), known_periods(job)
-    device = reported_device(device_in(job.environment))
-    peak = 0.0 if device is None else device.peak_flops_per_s[spec.precision]
+    peak = peak_of(job, matmul_flops)
     return trends_pb2.JobTrends(
         job_id=job.job_id,
         layout=found.hours[-1].layout if found.hours else "",
@@ -90,7 +99,7 @@ def job_trends(job: JobRecord, found: History) -> trends_pb2.JobTrends:
         why_no_trend=found.why_no_trend,
         findings=[each.message for each in findings(found, periods)],
         model_flops_per_token=flops_per_token(spec.model.shape, Convention.WINDOWED),
-        peak_flops_per_s=peak * job.plan.world_size,
+        peak_flops_per_s=0.0 if peak is None else peak.flops_per_s,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 
 from google.protobuf import json_format, struct_pb2
@@ -12,14 +13,12 @@ from controller.convert import capacity_message
 from controller.core import accounting, cost, leaving
 from controller.core.changes import State
 from controller.core.edge.clocks import ClockReading
-from controller.core.environments import device_in
 from controller.core.kinds import EvidenceKind, Wanted
 from controller.core.records import Evidence, IncidentRecord, JobRecord, NodeRecord
 from controller.core.states import TERMINAL, IncidentState, JobState
-from controller.efficiency import epochs, hardware_flops, token_perplexity
+from controller.efficiency import epochs, hardware_flops, peak_of, time_left_s, token_perplexity
 from controller.specs import spec_of
 from controller.store.curves import Curves, StepRow
-from outlast.devices import reported_device
 from outlast.flops import Convention, flops_per_token
 from outlast.ids import NodeId
 from outlast.v1 import common_pb2, incidents_pb2, jobs_pb2, nodes_pb2
@@ -28,11 +27,15 @@ _OF_NOTES = (IncidentState.OPEN, IncidentState.CLOSED)
 
 
 def brief_job(
-    job: JobRecord, curves: Curves, *, now_s: float, is_blind: bool = False
+    job: JobRecord,
+    curves: Curves,
+    matmul_flops: Mapping[NodeId, float],
+    *,
+    now_s: float,
+    is_blind: bool = False,
 ) -> jobs_pb2.Job:
-    """A job as it stands, but for its spec and its nodes; see `complete`."""
-    parts = accounting.totals(job.account, now_s)
-    last = curves.last(job.job_id)
+    """A job as it stands, but for its spec and its nodes; see `complete` and `peak_of`."""
+    parts, last = accounting.totals(job.account, now_s), curves.last(job.job_id)
     speed = curves.tokens_per_s(job.job_id) if job.state is JobState.RUNNING else 0.0
     message = jobs_pb2.Job(
         job_id=job.job_id,
@@ -66,29 +69,36 @@ def brief_job(
         checkpoint_url=job.checkpoint_url,
         chosen_starts=chosen_messages(job.chosen),
         skipped=[common_pb2.StepRange(first=each.first, last=each.last) for each in job.skipped],
+        owner=job.owner,
+        priority=job.plan.priority,
+        yields=job.num_yields,
     )
-    message.owner, message.priority = job.owner, job.plan.priority
-    message.yields = job.num_yields
-    message.MergeFrom(_efficiency(job, last, speed))
+    message.MergeFrom(_efficiency(job, last, speed, curves.step_s(job.job_id)))
+    message.MergeFrom(_peak(job, matmul_flops))
     return message
 
 
-def _efficiency(job: JobRecord, last: StepRow | None, speed: float) -> jobs_pb2.Job:
-    """How well it uses its devices and its data."""
+def _peak(job: JobRecord, matmul_flops: Mapping[NodeId, float]) -> jobs_pb2.Job:
+    """What its devices could do."""
+    peak = peak_of(job, matmul_flops)
+    if peak is None:
+        return jobs_pb2.Job()
+    return jobs_pb2.Job(device=peak.name, peak_flops_per_s=peak.flops_per_s)
+
+
+def _efficiency(
+    job: JobRecord, last: StepRow | None, speed: float, step_s: float | None
+) -> jobs_pb2.Job:
+    """How well it uses its devices and its data, and for how long it will."""
     spec = spec_of(job.spec_json)
-    device = reported_device(device_in(job.environment))
-    message = jobs_pb2.Job(
+    return jobs_pb2.Job(
         model_flops_per_s=speed * flops_per_token(spec.model.shape, Convention.WINDOWED),
         full_model_flops_per_s=speed * flops_per_token(spec.model.shape, Convention.FULL),
         hardware_flops_per_s=speed * hardware_flops(job.spec_json, Convention.WINDOWED),
         perplexity=None if last is None else token_perplexity(job, last),
         epochs=None if last is None else epochs(job, last),
+        time_left_s=None if last is None else time_left_s(job, last, step_s),
     )
-    if device is not None:
-        message.device = device.name
-        peak = device.peak_flops_per_s[spec.precision]
-        message.peak_flops_per_s = peak * job.plan.world_size
-    return message
 
 
 def complete(message: jobs_pb2.Job, job: JobRecord) -> None:

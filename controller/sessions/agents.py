@@ -244,6 +244,7 @@ class AgentsService(AgentsServicer):
             return
         match message.WhichOneof("kind"):
             case "heartbeat":
+                session.links = message.heartbeat.links
                 self._service.post(*self._edge.handle(node, message, now_s))
             case "event":
                 self._take_event(session, message, now_s)

@@ -95,7 +95,7 @@ class LogQueries:
         clock_s = asyncio.get_running_loop().time
         ended_s = math.inf
         if not request.follow and not request.attempt and not request.all_attempts:
-            query.note_unplaced(_unplaced(request, self._service.state.jobs[job_id]))
+            query.note_unplaced(_unplaced(query, self._service.state.jobs[job_id]))
         try:
             while True:
                 job = self._service.state.jobs[job_id]
@@ -128,7 +128,7 @@ class LogQueries:
     def _ask(self, query: LogQuery, job: JobRecord, *, is_followed: bool) -> None:
         """Ask the nodes that were not asked yet; a replaced node is a new one."""
         request = query.request
-        query.wanted = self._wanted(request, job)
+        query.wanted = self._wanted(query, job)
         for node in query.wanted:
             if query.was_asked(node):
                 continue
@@ -166,11 +166,11 @@ class LogQueries:
         for node in query.note_missing(views, is_followed=is_followed):
             self._cancel(query.query_id, node)
 
-    def _wanted(self, request: jobs_pb2.LogsRequest, job: JobRecord) -> dict[NodeId, Ranks]:
+    def _wanted(self, query: LogQuery, job: JobRecord) -> dict[NodeId, Ranks]:
         """Where the logs should be, and of which ranks as far as that is known."""
+        request = query.request
         placed = (
-            (job.nodes[node_index], ranks)
-            for node_index, ranks in _ranks_by_node_index(request, job)
+            (job.nodes[node_index], ranks) for node_index, ranks in _ranks_by_node_index(query, job)
         )
         found = {node: ranks for node, ranks in placed if node is not None}
         if request.attempt or request.all_attempts:
@@ -188,23 +188,22 @@ class LogQueries:
             query.node_left(node)
 
 
-def _ranks_by_node_index(
-    request: jobs_pb2.LogsRequest, job: JobRecord
-) -> Iterator[tuple[int, Ranks]]:
-    """Index of each node that a request is about, with the ranks there."""
+def _ranks_by_node_index(query: LogQuery, job: JobRecord) -> Iterator[tuple[int, Ranks]]:
+    """Index of each node that a question is about, with the ranks there."""
     per_node = job.plan.workers_per_node
-    if request.HasField("rank"):
-        if request.rank // per_node < len(job.nodes):
-            yield request.rank // per_node, range(request.rank, request.rank + 1)
-        return
-    for node_index in range(len(job.nodes)):
-        yield node_index, range(node_index * per_node, (node_index + 1) * per_node)
+    first, last = 0, per_node * len(job.nodes)
+    if query.request.HasField("rank"):
+        first = query.request.rank
+        last = min(last, first + max(1, query.kind.num_ranks))
+    for node_index in range(first // per_node, -(-last // per_node)):
+        there = range(node_index * per_node, (node_index + 1) * per_node)
+        yield node_index, range(max(first, there.start), min(last, there.stop))
 
 
-def _unplaced(request: jobs_pb2.LogsRequest, job: JobRecord) -> list[Ranks]:
+def _unplaced(query: LogQuery, job: JobRecord) -> list[Ranks]:
     """Ranks that have no node at present."""
     return [
         ranks
-        for node_index, ranks in _ranks_by_node_index(request, job)
+        for node_index, ranks in _ranks_by_node_index(query, job)
         if job.nodes[node_index] is None
     ]

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from outlast.clock import node_time_ns
 from outlast.errors import FatalError
 from outlast.ids import NodeId
-from outlast.v1 import agents_pb2
+from outlast.v1 import agents_pb2, common_pb2
 
 # Commands, log queries and acknowledgements on their way to one agent. An agent that
 # does not read for so long loses its session and gets the open commands anew.
@@ -80,6 +80,8 @@ class AgentSession:
         self.heartbeat_period_s = 0.0
         # host:port of the agent's metrics, "" when it shows none.
         self.metrics_address = ""
+        # Of the newest heartbeat.
+        self.links: Sequence[common_pb2.LinkWindow] = ()
         self._outbox: deque[Outgoing] = deque()
         self._ready = asyncio.Event()
         self._acked_seq = 0

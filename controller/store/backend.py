@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
 from outlast.errors import FatalError
 
-Insert = sqlite.Insert | postgresql.Insert
+if TYPE_CHECKING:
+    # Each with all its drivers: a controller imports that of its own database only.
+    from sqlalchemy.dialects import postgresql, sqlite
+
+Insert: TypeAlias = "sqlite.Insert | postgresql.Insert"
 
 
 class DatabaseError(FatalError):

@@ -220,10 +220,14 @@ class Curves:
     def tokens_per_s(self, job: JobId) -> float:
         """Speed over the last steps of the newest attempt; 0 before the first."""
         rows: Sequence[StepRow] = self._tail(job).rows
-        if not rows:
-            return 0.0
-        span_s = rows[-1].at_s - rows[0].at_s + rows[0].duration_s
+        span_s = _span_s(rows)
         return sum(row.tokens for row in rows) / span_s if span_s > 0 else 0.0
+
+    def step_s(self, job: JobId) -> float | None:
+        """From step to step over the last steps of the newest attempt, with what lies between them;
+        None before the first."""
+        rows: Sequence[StepRow] = self._tail(job).rows
+        return _span_s(rows) / len(rows) if rows else None
 
     def _tail(self, job: JobId) -> _Tail:
         tail = self._tails.get(job)
@@ -247,6 +251,10 @@ class Curves:
             tail.take(_from_row(row))
         tail.tokens = tokens or 0
         return tail
+
+
+def _span_s(rows: Sequence[StepRow]) -> float:
+    return rows[-1].at_s - rows[0].at_s + rows[0].duration_s if rows else 0.0
 
 
 def _to_values(row: StepRow, version: int) -> dict[str, object]:

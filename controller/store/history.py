@@ -124,18 +124,22 @@ class History:
         with suppress(DiskFullError):
             self.flush()
 
-    def states(self, job: JobId, most: int) -> list[StateRow]:
-        """The newest states of a job, oldest first."""
+    def states(self, job: JobId, most: int, *, before: int | None = None) -> list[StateRow]:
+        """The newest states of a job, oldest first; only those with a number below `before`."""
         query = sa.select(JOB_STATES).where(JOB_STATES.c.job_id == job)
+        if before is not None:
+            query = query.where(JOB_STATES.c.number < before)
         query = query.order_by(JOB_STATES.c.number.desc()).limit(most)
         self._flush_if_possible()
         with self._database.transaction() as connection:
             found = connection.execute(query).all()
         return [_state_of(row) for row in reversed(found)]
 
-    def commits(self, job: JobId, most: int) -> list[CommitRow]:
-        """The newest checkpoints of a job, oldest first."""
+    def commits(self, job: JobId, most: int, *, before: int | None = None) -> list[CommitRow]:
+        """Those of a job with the highest steps, lowest first; only steps below `before`."""
         query = sa.select(COMMITS).where(COMMITS.c.job_id == job)
+        if before is not None:
+            query = query.where(COMMITS.c.step < before)
         query = query.order_by(COMMITS.c.step.desc()).limit(most)
         self._flush_if_possible()
         with self._database.transaction() as connection:

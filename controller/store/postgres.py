@@ -10,14 +10,16 @@ refused, as command lines are everybody's to read, and no message shows one.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from controller.store.backend import DatabaseError, DatabaseTakenError
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql
 
 _SCHEMES = ("postgresql", "postgresql+psycopg")
 _SCHEME = _SCHEMES[-1]
@@ -155,6 +157,9 @@ class Postgres:
 
     def insert(self, table: sa.Table) -> postgresql.Insert:
         """An insert with a clause for rows that are there."""
+        # With all its drivers: controllers whose journal is a file do without.
+        from sqlalchemy.dialects import postgresql
+
         return postgresql.insert(table)
 
     def shrink_log(self, connection: sa.Connection) -> None:

@@ -51,7 +51,8 @@ def begin_window(job: JobRecord, now_s: float) -> Window:
 def layout_of(job: JobRecord) -> str:
     """The layout in a word: hours of equal words can be compared."""
     layout = settings_of(job).layout
-    return f"tp{layout.tp}-pp{layout.pp}-dp{layout.dp}-ep{layout.ep}"
+    context = f"-cp{layout.cp}" if layout.cp > 1 else ""
+    return f"tp{layout.tp}-pp{layout.pp}-dp{layout.dp}-ep{layout.ep}{context}"
 
 
 async def gather(job: JobRecord, edge: Edge) -> dict[int, RankSteps]:

@@ -21,7 +21,6 @@ from controller.web.columns import columns_of
 from controller.web.gateway import Gateway, RequestError
 from controller.web.login import LoginRoutes
 from controller.web.messages import as_json
-from controller.web.noted import heat_map, step_timeline
 from controller.web.parameters import (
     check_names,
     from_body,
@@ -41,8 +40,7 @@ from outlast.problems import SpecError
 from outlast.spec import JobSpec
 from outlast.spec.message import struct_of
 from outlast.specfile import SpecFileError, parse_document
-from outlast.trace.heat import Measure
-from outlast.trace.heat_map import Order
+from outlast.trace.heat import Measure, Order
 from outlast.v1 import diagnostics_pb2, jobs_pb2, ranks_pb2
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -191,8 +189,11 @@ class Api:
         return self.streams.answer(messages, _job_events)
 
     async def _heat_map(self, request: Request) -> Response:
+        # Here and below: with numpy, which no controller needs to start.
+        from controller.web.noted import heat_map
+
         given = request.query_params
-        check_names("parameter", given, ("measure", "order", "rows", "steps"))
+        check_names("parameter", given, ("measure", "order", "rows", "steps", "attempt"))
         measure = one_of(given, "measure", tuple(Measure))
         rows = whole_number(given, "rows", 1024, range(1, _MOST_ROWS + 1))
         steps = whole_number(given, "steps", 200, range(1, NUM_STEP_RECORDS + 1))
@@ -203,17 +204,21 @@ class Api:
             order=Order(one_of(given, "order", tuple(Order))),
             most_rows=rows,
             most_steps=steps,
+            attempt=whole_number(given, "attempt", 0, _STEPS),
         )
         return Response(found, media_type=JSONResponse.media_type)
 
     async def _timeline(self, request: Request) -> Response:
+        from controller.web.noted import step_timeline
+
         given = request.query_params
-        check_names("parameter", given, ("step", "first", "most"))
+        check_names("parameter", given, ("step", "first", "most", "attempt"))
         step = whole_number(given, "step", 0, _STEPS) if "step" in given else None
         first = whole_number(given, "first", 0, range(2**31))
         most = whole_number(given, "most", 64, range(1, _MOST_TRACKS + 1))
+        attempt = whole_number(given, "attempt", 0, _STEPS)
         job_id = request.path_params["job_id"]
-        return JSONResponse(await step_timeline(self._gateway, job_id, step, first, most))
+        return JSONResponse(await step_timeline(self._gateway, job_id, step, first, most, attempt))
 
     async def _stacks(self, request: Request) -> Response:
         given = request.query_params

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ from starlette.concurrency import run_in_threadpool
 from controller.web.gateway import Gateway, RequestError
 from controller.web.routes import method
 from outlast.layout import Layout
-from outlast.trace.heat import Measure
-from outlast.trace.heat_map import Floats, HeatMap, Order, Row
+from outlast.trace.heat import Measure, Order
+from outlast.trace.heat_map import Floats, HeatMap, Row
 from outlast.trace.ranks import TracedRank, traced_ranks
 from outlast.trace.timeline import Bar, Timeline, known_steps, timeline
 from outlast.v1 import ranks_pb2
@@ -24,6 +24,8 @@ from outlast.v1 import ranks_pb2
 TIMEOUT_S = 60.0
 _DIGITS = 4
 _POWERS = np.array([float(10**power) for power in range(16)])
+# Of any job; a rank says how many its attempt had.
+_MOST_RANKS = 1 << 17
 # Ranks that are taken in at once, which is some milliseconds of a thread.
 _AT_ONCE = 64
 # Before and behind the step that is shown: how far clocks are apart follows from what ranks have
@@ -34,12 +36,36 @@ _PLACES = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Listed:
-    """What all ranks of a job have in common."""
+class _Shown:
+    """The attempt that is shown, and what all its ranks have in common."""
 
     attempt: int
+    newest: int
+    """The job's newest attempt."""
     num_ranks: int
     layout: Layout
+
+    @property
+    def asked(self) -> int:
+        """As nodes are asked: 0 for the newest, which only the job's own nodes have."""
+        return 0 if self.attempt == self.newest else self.attempt
+
+    def of_world(self, sizes: Iterable[int]) -> _Shown:
+        """With as many ranks as an earlier attempt had, as its ranks have noted."""
+        if not self.asked:
+            return self
+        # Whatever a rank has written there.
+        found = [self.layout.of_world(size) for size in sizes if 0 < size <= _MOST_RANKS]
+        layout = max(found, key=lambda each: each.world_size, default=self.layout)
+        return replace(self, layout=layout, num_ranks=layout.world_size)
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "attempt": self.attempt,
+            "newest_attempt": self.newest,
+            "num_ranks": self.num_ranks,
+            "layout": _degrees(self.layout),
+        }
 
 
 async def heat_map(
@@ -50,42 +76,67 @@ async def heat_map(
     order: Order,
     most_rows: int,
     most_steps: int,
+    attempt: int = 0,
 ) -> bytes:
-    """What all ranks have noted of their newest steps, as JSON.
+    """What all ranks of an attempt (0: the newest) have noted of its newest steps, as JSON.
 
     Raises:
-        RequestError: there is no such job, or not all nodes have answered in time.
+        RequestError: there is no such job or attempt, or not all nodes have answered in time.
     """
-    listed = await _listed(gateway, job_id)
+    shown = await _shown(gateway, job_id, attempt)
     found = HeatMap(
         measure=measure,
-        num_ranks=max(1, listed.num_ranks),
-        layout=listed.layout,
+        num_ranks=max(1, shown.num_ranks),
+        layout=shown.layout,
         most_rows=most_rows,
         most_steps=most_steps,
         order=order,
     )
+    known = _Known()
 
     def put(times: ranks_pb2.ReadTimesResponse) -> None:
+        known.note(times)
         if times.times.HasField("measured"):
-            steps = times.times.measured
-            put_measured(found, times.rank, times.node, steps)
+            put_measured(found, times.rank, times.node, times.times.measured)
         else:
-            # Of an agent that does not sum up.
-            (rank,) = traced_ranks([times], listed.layout)
-            found.add(rank)
+            known.silent[times.node] = "its agent is of a version that does not sum up steps"
 
-    asked = ranks_pb2.ReadTimesRequest(job_id=job_id, measure=str(measure), most_steps=most_steps)
-    missing = await _read(gateway, [asked], put)
+    asked = ranks_pb2.ReadTimesRequest(
+        job_id=job_id, attempt=shown.asked, measure=str(measure), most_steps=most_steps
+    )
+    missing = await _read(gateway, asked, put)
+    shown = shown.of_world(known.sizes)
+    found.num_ranks, found.layout = max(1, shown.num_ranks), shown.layout
     about = {
-        "attempt": listed.attempt,
+        **shown.about(),
         "measure": str(measure),
         "order": str(order),
-        "num_ranks": listed.num_ranks,
-        "layout": _degrees(listed.layout),
-        "missing": missing,
+        "missing": [*missing, *known.missing(shown, range(shown.num_ranks))],
     }
     return await run_in_threadpool(heat_map_json, about, found)
+
+
+@dataclass(slots=True)
+class _Known:
+    """Which ranks have answered, and how many there were by their words."""
+
+    ranks: set[int] = field(default_factory=set)
+    sizes: set[int] = field(default_factory=set)
+    silent: dict[str, str] = field(default_factory=dict)
+    """Nodes of which something is missing, and why."""
+
+    def note(self, times: ranks_pb2.ReadTimesResponse) -> None:
+        self.ranks.add(times.rank)
+        self.sizes.add(times.times.world_size)
+
+    def missing(self, shown: _Shown, wanted: range) -> list[dict[str, str]]:
+        """What else is missing; where an earlier attempt ran is known of what answers only."""
+        found = [{"node": node, "reason": why} for node, why in self.silent.items()]
+        lost = len(wanted) - sum(rank in wanted for rank in self.ranks)
+        if shown.asked and lost:
+            why = f"of {lost} of {len(wanted)} ranks no node that is connected has anything"
+            found.append({"node": "", "reason": why})
+        return found
 
 
 def put_measured(found: HeatMap, rank: int, node: str, measured: ranks_pb2.MeasuredSteps) -> None:
@@ -119,41 +170,55 @@ def _row_facts(row: Row) -> dict[str, Any]:
 
 
 async def step_timeline(
-    gateway: Gateway, job_id: str, step: int | None, first: int, most: int
+    gateway: Gateway, job_id: str, step: int | None, first: int, most: int, attempt: int = 0
 ) -> dict[str, Any]:
     """What some ranks did in a step; by default in the newest one that all of them have done.
 
     Raises:
-        RequestError: there is no such job or rank, the step is not known any more, or not all
-            nodes have answered in time.
+        RequestError: there is no such job, attempt or rank, the step is not known any more, or not
+            all nodes have answered in time.
     """
-    listed = await _listed(gateway, job_id)
-    ranks = range(first, min(first + most, listed.num_ranks))
+    shown = await _shown(gateway, job_id, attempt)
+    done: dict[int, int] = {}
+    asked = ranks_pb2.ReadTimesRequest(job_id=job_id, attempt=shown.asked)
+    if shown.asked:
+        sizes = await _newest_steps(gateway, asked, done)
+        shown = shown.of_world(sizes)
+    ranks = range(first, min(first + most, shown.num_ranks))
     if not ranks:
-        wrong = f"is {first}; allowed: 0 to {listed.num_ranks - 1}"
+        wrong = f"is {first}; allowed: 0 to {shown.num_ranks - 1}"
         raise RequestError(400, f"first: {wrong}", fields=(("first", wrong),))
-    # One question for all of them, where they are all.
-    asked = (None,) if len(ranks) == listed.num_ranks else (*ranks,)
-    shown_step = await _newest_step(gateway, job_id, asked) if step is None else step
-    kept, missing = await _around(gateway, job_id, asked, shown_step, listed.layout)
+    if len(ranks) < shown.num_ranks:
+        asked = _with(asked, rank=first, num_ranks=len(ranks))
+    if step is None and not done:
+        await _newest_steps(gateway, asked, done)
+    newest = min((done[rank] for rank in ranks if rank in done), default=0)
+    shown_step = newest if step is None else step
+    kept, missing = await _around(gateway, asked, shown_step, shown.layout)
+    known = _Known(ranks={each.rank for each in kept})
     steps = known_steps(kept)
     if step is not None and step not in steps:
-        known = f"{steps[0]} to {steps[-1]}" if steps else "none as yet"
-        wrong = f"is {step}; known are {known}"
+        words = f"{steps[0]} to {steps[-1]}" if steps else "none as yet"
+        wrong = f"is {step}; known are {words}"
         raise RequestError(404, f"step: {wrong}", fields=(("step", wrong),))
-    shown = await run_in_threadpool(timeline, kept, listed.layout, shown_step)
+    found = await run_in_threadpool(timeline, kept, shown.layout, shown_step)
     return {
-        "attempt": listed.attempt,
-        "num_ranks": listed.num_ranks,
-        "layout": _degrees(listed.layout),
+        **shown.about(),
         "steps": steps,
-        "missing": missing,
-        **timeline_facts(shown),
+        "missing": [*missing, *known.missing(shown, ranks)],
+        **timeline_facts(found),
     }
 
 
+def _with(question: ranks_pb2.ReadTimesRequest, **more: Any) -> ranks_pb2.ReadTimesRequest:
+    """The same question, asked more closely."""
+    found = ranks_pb2.ReadTimesRequest(**more)
+    found.MergeFrom(question)
+    return found
+
+
 async def _around(
-    gateway: Gateway, job_id: str, ranks: Iterable[int | None], step: int, layout: Layout
+    gateway: Gateway, asked: ranks_pb2.ReadTimesRequest, step: int, layout: Layout
 ) -> tuple[list[TracedRank], list[dict[str, str]]]:
     """What these ranks did in a step and near it, and the nodes that did not answer."""
     found: dict[int, TracedRank] = {}
@@ -162,31 +227,25 @@ async def _around(
         (found[times.rank],) = traced_ranks([times], layout)
 
     first, last = (max(1, step + by) for by in (-_CLOCK_STEPS, _CLOCK_STEPS))
-    questions = [
-        ranks_pb2.ReadTimesRequest(job_id=job_id, rank=rank, first_step=first, last_step=last)
-        for rank in ranks
-    ]
-    missing = await _read(gateway, questions, keep)
+    missing = await _read(gateway, _with(asked, first_step=first, last_step=last), keep)
     return [found[rank] for rank in sorted(found)], missing
 
 
-async def _newest_step(gateway: Gateway, job_id: str, ranks: Iterable[int | None]) -> int:
-    """The newest that all of these ranks have done; 0 for none."""
-    done: list[int] = []
+async def _newest_steps(
+    gateway: Gateway, asked: ranks_pb2.ReadTimesRequest, done: dict[int, int]
+) -> set[int]:
+    """Add to `done` the newest step of each of these ranks; how many ranks they say there are."""
+    known = _Known()
 
     def note(times: ranks_pb2.ReadTimesResponse) -> None:
+        known.note(times)
         # An agent that does not sum up sends all.
         steps = [*times.times.measured.steps, *(each.step for each in times.times.steps)]
-        done.extend(steps[-1:])
+        if steps:
+            done[times.rank] = steps[-1]
 
-    questions = [
-        ranks_pb2.ReadTimesRequest(
-            job_id=job_id, rank=rank, measure=str(Measure.STEP), most_steps=1
-        )
-        for rank in ranks
-    ]
-    await _read(gateway, questions, note)
-    return min(done, default=0)
+    await _read(gateway, _with(asked, measure=str(Measure.STEP), most_steps=1), note)
+    return known.sizes
 
 
 def timeline_facts(shown: Timeline) -> dict[str, Any]:
@@ -218,17 +277,22 @@ def _bar_facts(bar: Bar) -> dict[str, Any]:
     return {**found, **{name: round(found[name], _PLACES) for name in seconds}}
 
 
-async def _listed(gateway: Gateway, job_id: str) -> _Listed:
+async def _shown(gateway: Gateway, job_id: str, attempt: int) -> _Shown:
     asked = ranks_pb2.ListRanksRequest(job_id=job_id, most=1)
     found = await gateway.call(method("Ranks/ListRanks"), asked)
     assert isinstance(found, ranks_pb2.ListRanksResponse)
-    layout = Layout(tp=found.tp, pp=found.pp, dp=found.dp, ep=found.ep)
-    return _Listed(attempt=found.attempt, num_ranks=found.num_ranks, layout=layout)
+    layout = Layout(tp=found.tp, pp=found.pp, dp=found.dp, ep=found.ep, cp=found.cp or 1)
+    return _Shown(
+        attempt=attempt or found.attempt,
+        newest=found.attempt,
+        num_ranks=found.num_ranks,
+        layout=layout,
+    )
 
 
 async def _read(
     gateway: Gateway,
-    questions: Iterable[ranks_pb2.ReadTimesRequest],
+    question: ranks_pb2.ReadTimesRequest,
     take: Callable[[ranks_pb2.ReadTimesResponse], None],
 ) -> list[dict[str, str]]:
     """Hand over what ranks have noted; the nodes that did not answer."""
@@ -236,17 +300,16 @@ async def _read(
     waiting: list[ranks_pb2.ReadTimesResponse] = []
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            for question in questions:
-                async for each in gateway.stream(method("Ranks/ReadTimes"), question):
-                    assert isinstance(each, ranks_pb2.ReadTimesResponse)
-                    if each.HasField("missing"):
-                        missing.append({"node": each.node, "reason": each.missing.reason})
-                    else:
-                        waiting.append(each)
-                    if len(waiting) == _AT_ONCE:
-                        # There may be thousands, and some take milliseconds.
-                        await run_in_threadpool(_take_all, take, waiting)
-                        waiting = []
+            async for each in gateway.stream(method("Ranks/ReadTimes"), question):
+                assert isinstance(each, ranks_pb2.ReadTimesResponse)
+                if each.HasField("missing"):
+                    missing.append({"node": each.node, "reason": each.missing.reason})
+                else:
+                    waiting.append(each)
+                if len(waiting) == _AT_ONCE:
+                    # There may be thousands, and some take milliseconds.
+                    await run_in_threadpool(_take_all, take, waiting)
+                    waiting = []
             await run_in_threadpool(_take_all, take, waiting)
     except TimeoutError as error:
         wrong = f"not all nodes have answered within {TIMEOUT_S:g} s"
@@ -263,7 +326,8 @@ def _take_all(
 
 
 def _degrees(layout: Layout) -> dict[str, int]:
-    return {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "ep": layout.ep}
+    names = ("tp", "pp", "dp", "ep", "cp")
+    return {name: getattr(layout, name) for name in names}
 
 
 def _rounded(seconds: Floats) -> Floats:

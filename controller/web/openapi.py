@@ -10,7 +10,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 import outlast
 from controller.web.messages import STRUCT, is_map, name_of
-from controller.web.own_routes import ERROR, JOB, OWN, REF, REPORT, STRING, Schema, message
+from controller.web.own_routes import JOB, OWN, REF, REPORT, STRING, Schema, message
 from controller.web.routes import CALLS, ROOT, Call
 from outlast.v1 import diagnostics_pb2, jobs_pb2, ranks_pb2
 
@@ -22,11 +22,33 @@ _TYPES = {
     FieldDescriptor.CPPTYPE_UINT32: "integer",
     FieldDescriptor.CPPTYPE_UINT64: "integer",
 }
+_ERROR: Schema = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "reason", "fields"],
+            "properties": {
+                "message": STRING,
+                "reason": {**STRING, "description": "A constant, for programs."},
+                "fields": {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "required": ["field", "description"],
+                        "properties": {"field": STRING, "description": STRING},
+                    },
+                },
+            },
+        }
+    },
+}
 
 
 def document() -> dict[str, Any]:
     """The whole document."""
-    schemas: dict[str, Schema] = {"Error": ERROR}
+    schemas: dict[str, Schema] = {"Error": _ERROR}
     paths: dict[str, dict[str, Any]] = {}
     for own in OWN:
         operation = _operation(own.path, own.what, own.parameters, own.body, own.answer, own.status)

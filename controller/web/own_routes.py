@@ -10,8 +10,7 @@ from google.protobuf.descriptor import Descriptor
 
 from controller.web.columns import PARTS
 from controller.web.routes import ROOT
-from outlast.trace.heat import Measure
-from outlast.trace.heat_map import Alike, Order
+from outlast.trace.heat import Alike, Measure, Order
 from outlast.v1 import common_pb2, diagnostics_pb2, jobs_pb2, ranks_pb2
 
 Schema = dict[str, Any]
@@ -20,28 +19,6 @@ REF = "#/components/schemas/"
 _INTEGER: Schema = {"type": "integer", "minimum": 0}
 _NUMBER: Schema = {"type": "number"}
 STRING: Schema = {"type": "string"}
-ERROR: Schema = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "reason", "fields"],
-            "properties": {
-                "message": STRING,
-                "reason": {**STRING, "description": "A constant, for programs."},
-                "fields": {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "required": ["field", "description"],
-                        "properties": {"field": STRING, "description": STRING},
-                    },
-                },
-            },
-        }
-    },
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +46,7 @@ def message(kind: Descriptor) -> Schema:
 
 JOB, REPORT = jobs_pb2.Job.DESCRIPTOR, common_pb2.StepReport.DESCRIPTOR
 _NUMBERS: Schema = {"type": "array", "items": {"type": ["number", "null"]}}
-_LAYOUT = _object(**dict.fromkeys(("tp", "pp", "dp", "ep"), _INTEGER))
+_LAYOUT = _object(**dict.fromkeys(("tp", "pp", "dp", "ep", "cp"), _INTEGER))
 _SPEC: Schema = {"type": "object", "description": f"A job spec: see {ROOT}/spec-schema."}
 _TEXT: Schema = {**STRING, "description": "A job spec as YAML or JSON, instead of `spec`."}
 PLAN = _object(
@@ -100,8 +77,8 @@ PLAN = _object(
     communication=_object(
         **dict.fromkeys(
             (
-                *("tp_bytes", "pp_bytes", "dp_bytes", "ep_bytes", "embedding_bytes"),
-                "total_bytes",
+                *("tp_bytes", "pp_bytes", "dp_bytes", "cp_bytes", "ep_bytes"),
+                *("embedding_bytes", "total_bytes"),
             ),
             _INTEGER,
         )
@@ -128,6 +105,7 @@ PLAN = _object(
     },
     warnings={"type": "array", "items": STRING},
 )
+_ATTEMPT: Schema = {**_INTEGER, "description": "0: the newest; those before while they are kept."}
 _LOGS: dict[str, Schema] = {
     "rank": _INTEGER,
     "attempt": {
@@ -142,6 +120,10 @@ _COLUMNS = (
     *("step", "attempt", "loss", "grad_norm", "learning_rate"),
     *("tokens_per_s", "duration_s", "at_s", "eval_loss", *PARTS),
 )
+_CURVE: Schema = {
+    **_object(**dict.fromkeys(_COLUMNS, _NUMBERS)),
+    "patternProperties": {"^eval/.+/loss$": _NUMBERS},
+}
 OWN = (
     Own(
         verb="POST",
@@ -229,7 +211,7 @@ OWN = (
         "node, in seconds, and null where they are not known. Held-out sets that have names have "
         "columns eval/NAME/loss besides; eval_loss is their mean.",
         parameters={"points": _INTEGER, "from": _INTEGER, "to": _INTEGER},
-        answer=_object(num_steps=_INTEGER, columns=_object(**dict.fromkeys(_COLUMNS, _NUMBERS))),
+        answer=_object(num_steps=_INTEGER, columns=_CURVE),
     ),
     Own(
         verb="GET",
@@ -258,9 +240,11 @@ OWN = (
             "order": {"enum": [str(each) for each in Order]},
             "rows": _INTEGER,
             "steps": _INTEGER,
+            "attempt": _ATTEMPT,
         },
         answer=_object(
             attempt=_INTEGER,
+            newest_attempt=_INTEGER,
             measure=STRING,
             order=STRING,
             num_ranks=_INTEGER,
@@ -295,9 +279,15 @@ OWN = (
         "the newest that all of them have done. `steps` are those that are still known. Of a "
         "track `bubble_s` is what it stood still for other stages of the pipeline, `exposed_s` for "
         "other ranks and transfers, and `hidden_s` what was under way while it computed, at most.",
-        parameters={"step": _INTEGER, "first": _INTEGER, "most": _INTEGER},
+        parameters={
+            "step": _INTEGER,
+            "first": _INTEGER,
+            "most": _INTEGER,
+            "attempt": _ATTEMPT,
+        },
         answer=_object(
             attempt=_INTEGER,
+            newest_attempt=_INTEGER,
             num_ranks=_INTEGER,
             layout=_LAYOUT,
             steps={"type": "array", "items": _INTEGER},

@@ -56,7 +56,8 @@ class Call:
     parameters: Mapping[str, str] = field(default_factory=dict)
     """Query parameters, and the field of the request that each is."""
     page: str = ""
-    """The parameter that says how many an answer has, of a list that comes in pages."""
+    """The parameter that says how many a page of a list has, unless the service itself sees to it
+    that an answer without the parameter is no larger than a page."""
 
 
 def _get(path: str, called: str, what: str, page: str = "", **parameters: str) -> Call:
@@ -79,17 +80,24 @@ CALLS = (
     _get(
         "/audit",
         "Access/ReadAudit",
-        "Calls that changed something or were refused, newest first. For admins.",
+        "`most` calls (1,000 by default, up to 10,000) that changed something or were refused, "
+        "newest first: since a time, of a `caller`, or all. `after`: `next` of the page before, "
+        "which is of newer ones. For admins.",
         most="most",
         since_s="since_s",
         caller="caller",
+        after="after",
     ),
     _get("/jobs/{job_id}", "Jobs/GetJob", "A job."),
     _get(
         "/jobs/{job_id}/history",
         "Jobs/GetHistory",
-        "The states that a job went through and its committed checkpoints, oldest first.",
+        "The `most` newest states that a job went through (1,000 by default, up to 10,000), and as "
+        "many of its committed checkpoints, oldest first; `only` `states`, or `checkpoints`. "
+        "`after`, with the same `only`: `next` of the page before, which is of newer ones.",
         most="most",
+        after="after",
+        only="only",
     ),
     _post("/jobs/{job_id}/pause", "Jobs/PauseJob", "Stop a job so that it can go on later."),
     _post("/jobs/{job_id}/resume", "Jobs/ResumeJob", "Let a paused job go on."),
@@ -109,8 +117,9 @@ CALLS = (
     _get(
         "/node-statistics",
         "Trends/ListNodeStatistics",
-        "How each node compared with its peers over some days.",
+        "How each node, or one `node`, compared with its peers over some days.",
         days="days",
+        node="node",
     ),
     _get(
         "/incidents",
@@ -136,7 +145,11 @@ CALLS = (
         after="after",
         state="state",
     ),
-    _get("/nodes/{node_id}", "Nodes/GetNode", "A node, with the last changes of its state."),
+    _get(
+        "/nodes/{node_id}",
+        "Nodes/GetNode",
+        "A node, with the last changes of its state and what its links carry now.",
+    ),
     _post("/nodes/{node_id}/cordon", "Nodes/CordonNode", "Keep new work off a node."),
     _post("/nodes/{node_id}/uncordon", "Nodes/UncordonNode", "Lift a cordon or a quarantine."),
     _post("/nodes/{node_id}/drain", "Nodes/DrainNode", "Cordon a node and move its work away."),

@@ -96,11 +96,11 @@ class Groups:
             Group.DP: self._group(Group.DP, stage * tp + rank % tp, rank),
             Group.PP: pipeline,
         }
-        if self._layout.ep > 1:
-            for group in (Group.EP, Group.EXPERT_DP):
-                groups[group] = self._group(
-                    group, self._layout.group_of(group.name.lower(), rank)[0], rank
-                )
+        more = [Group.CP] if self._layout.cp > 1 else []
+        more += [Group.EP, Group.EXPERT_DP] if self._layout.ep > 1 else []
+        for group in more:
+            members = self._layout.group_of(group.name.lower(), rank)
+            groups[group] = self._group(group, members[0], rank)
         # The first and the last stage share the embedding's gradient.
         if rank in (pipeline[0], pipeline[-1]):
             groups[Group.EMBEDDING] = self._group(Group.EMBEDDING, pipeline[0], rank)

@@ -3,7 +3,8 @@
 Counters of bytes are sampled many times a second, and summed up in windows of seconds. The links
 of a node that carry the gradients of its GPUs do so at the same times: one that carries much less
 than it did, while those that kept time with it go on, is broken or starved. That is known within
-seconds, when the step that waits for it is not late yet by any measure.
+seconds, when the step that waits for it is not late yet by any measure. One that carries as much,
+but in another rhythm than those, is found by `diagnostics.core.rhythm`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from diagnostics.core.host import Change, Subject
+from diagnostics.core.rhythm import RhythmWatch
 from diagnostics.core.windows import Lasting
 
 WINDOW_S = 2.0
@@ -86,8 +88,12 @@ class SamplingLimits:
     usual_s: float = 0.01
     most_s: float = 0.05
     """Where it would cost too much, of many links."""
-    most_cost: float = 0.008
+    most_cost: float = 0.0085
     """Of a core; in one window it may be a little more before the next one is cheaper."""
+
+
+# From one window to the next, and the share of what it may cost at which it may be more often.
+_FACTOR, _CHEAP = 1.5, 0.5
 
 
 class _Bins:
@@ -179,12 +185,14 @@ def _rates(counts: Sequence[tuple[int, float]]) -> Rates:
 
 
 def interval_s(before_s: float, cost: float, limits: SamplingLimits) -> float:
-    """How often to sample in the next window, when the last one took this share of a core."""
-    if cost > limits.most_cost:
-        return min(limits.most_s, 1.5 * before_s)
-    if cost < limits.most_cost / 2:
-        return max(limits.least_s, before_s / 1.5)
-    return before_s
+    """How often to sample in the next window, when the last one took this share of a core.
+
+    Less often than is usual only by as much as the cost demands: one window is no more than a hint.
+    """
+    share = cost / limits.most_cost
+    if share > 1 or before_s > limits.usual_s:
+        return min(limits.most_s, before_s * min(_FACTOR, max(1 / _FACTOR, share)))
+    return max(limits.least_s, before_s / _FACTOR) if share < _CHEAP else before_s
 
 
 def period_s(series: Sequence[float], bin_s: float) -> float | None:
@@ -233,17 +241,20 @@ class LinkWatch:
         self._rdma: set[str] = set()
         self._stopped: dict[str, int] = {}
         self._starved: dict[str, Lasting] = {}
-        self._reported: set[str] = set()
+        self._reported: dict[str, str] = {}
+        self._rhythm = RhythmWatch(round(RHYTHM_S / WINDOW_S))
 
     def take(self, windows: Mapping[str, Window]) -> list[Change]:
         """What is new since the window before."""
         usual = {
             link: fmean(rates) for link, rates in self._kept.items() if len(rates) >= _LEAST_WINDOWS
         }
-        was_reported = bool(self._reported)
+        was_reported = bool(self.findings)
         changes, gone = [], []
+        together: dict[str, list[str]] = {}
         for link in sorted(self._kept.keys() | windows.keys()):
             peers = [peer for peer in windows if peer != link and self._keep_time(link, peer)]
+            together[link] = peers
             shares = [windows[peer].bytes_per_s / usual[peer] for peer in peers]
             # Peers that carry more than they do usually say nothing of a link that goes on.
             others = min(1.0, median(shares)) if len(peers) >= _LEAST_PEERS else 0.0
@@ -261,10 +272,21 @@ class LinkWatch:
             self._rdma.discard(link)
             for known in (self._kept, self._stopped, self._starved):
                 known.pop(link, None)
+        # What carries less than it did has been told of, or soon is.
+        rates = {
+            link: each.bytes_per_s for link, each in windows.items() if link not in self._reported
+        }
+        periods = {link: window.period_s for link, window in windows.items()}
+        changes += self._rhythm.take(periods, rates, together)
         # One incident stands for all links of a node: it is over with the last of them.
-        if was_reported and not self._reported:
+        if was_reported and not self.findings:
             changes.append(Change(subject=Subject.TRAFFIC, what="each link", message=""))
         return changes
+
+    @property
+    def findings(self) -> Mapping[str, str]:
+        """What is wrong with links now, by their names."""
+        return {**self._rhythm.reported, **self._reported}
 
     def _keep_time(self, link: str, peer: str) -> bool:
         """Whether both carried alike, and at the same times."""
@@ -296,11 +318,10 @@ class LinkWatch:
         lasting = starved.take(bad=share < _STARVED * others)
         if link in self._reported:
             if lasting is False:
-                self._reported.discard(link)
+                del self._reported[link]
             return []
         if self._stopped[link] < 2 and lasting is not True:
             return []
-        self._reported.add(link)
         # It is over when it has been well for as long as any other.
         starved.is_reported = True
         if window is None:
@@ -313,4 +334,5 @@ class LinkWatch:
             f"{link} {what}: it usually carries {usual / 1e6:.1f} MB/s, and {num_peers} links that "
             f"kept time with it go on"
         )
+        self._reported[link] = message
         return [Change(subject=Subject.TRAFFIC, what=link, message=message)]

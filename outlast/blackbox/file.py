@@ -1,6 +1,6 @@
 """The file of a black box: where its words and records lie.
 
-Five areas:
+Six areas:
 
 - a header with the rank's present: phase, last completed step, last operation
   *entered*, of all and of each group; with running totals of the time spent in each
@@ -8,6 +8,8 @@ Five areas:
   expected of them;
 - a ring of step records (loss, gradient norm, ...), read by the agent exactly
   once each;
+- a ring of what the same steps were spent on, so that it is known for longer than operations and
+  spans are kept;
 - a ring of evaluation records, the losses of held-out sets with names, each written before the
   record of its step;
 - a ring of operation records (group, sequence number, micro-batch, peer, start, end, and when its
@@ -33,12 +35,12 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from outlast.blackbox.records import Group, Phase
+from outlast.blackbox.records import Group, Phase, StepPart
 from outlast.worker_contract import BLACK_BOX_RECORDS
 
-MAGIC = b"OUTLBB06"
+MAGIC = b"OUTLBB07"
 HEADER_BYTES = 4096
-# A heat map shows 1,000 steps; 72 KiB of a box.
+# A heat map shows 1,000 steps; 72 KiB of a box, and 80 KiB of what they were spent on.
 NUM_STEP_RECORDS = 1024
 
 # magic, rank, world size, attempt, pid, records
@@ -85,7 +87,14 @@ EVALS_AT = STEPS_AT + NUM_STEP_RECORDS * STEP_RECORD.size
 # Seven evaluations of 16 sets, the most that there may be: they are read with the steps, several
 # times a second.
 NUM_EVAL_RECORDS = 112
-OPS_AT = EVALS_AT + NUM_EVAL_RECORDS * EVAL_RECORD.size
+PARTS_AT = EVALS_AT + NUM_EVAL_RECORDS * EVAL_RECORD.size
+# In 64-bit words, each stored whole: step, its length and time in operations (ns), then one (ns)
+# per `StepPart`; index. What follows a step is added to its record.
+PART_STEP, PART_LENGTH, PART_WAITED = range(3)
+PART_SPENT = 3
+PART_INDEX = PART_SPENT + len(StepPart)
+PART_WORDS = PART_INDEX + 1
+OPS_AT = PARTS_AT + NUM_STEP_RECORDS * PART_WORDS * 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,13 @@ from outlast.blackbox.file import (
     OP_TOTALS_AT,
     OPS_AT,
     OPS_WRITTEN,
+    PART_INDEX,
+    PART_LENGTH,
+    PART_SPENT,
+    PART_STEP,
+    PART_WAITED,
+    PART_WORDS,
+    PARTS_AT,
     PARTS_PER_UNIT,
     PEAK_MEMORY,
     PHASE,
@@ -70,6 +77,7 @@ from outlast.blackbox.records import (
     Present,
     SpanRecord,
     StartMark,
+    StepParts,
     StepRecord,
     StepUse,
     TimeUse,
@@ -107,11 +115,12 @@ class Reader:
     def present(self) -> Present:
         """Where the rank stands now."""
         self._check_whole()
-        _, rank, _, attempt, pid, _ = IDENTITY.unpack_from(self._map, IDENTITY_AT)
+        _, rank, world_size, attempt, pid, _ = IDENTITY.unpack_from(self._map, IDENTITY_AT)
         words = self._words
         op_and_group = words[OP_GROUP]
         return Present(
             rank=rank,
+            world_size=_in_range(world_size, 0, MAX_DETAIL, otherwise=0),
             attempt=_in_range(attempt, 0, MAX_COUNT, otherwise=0),
             pid=_in_range(pid, 0, MAX_COUNT, otherwise=0),
             phase=Phase(words[PHASE]),
@@ -204,6 +213,24 @@ class Reader:
                 )
             )
         return records
+
+    def step_parts(self) -> list[StepParts]:
+        """What the steps still in the ring were spent on, oldest first."""
+        self._check_whole()
+        written, words = self._words[STEPS_WRITTEN], self._words
+        found = []
+        for index in range(max(0, written - NUM_STEP_RECORDS), written):
+            at = PARTS_AT // 8 + index % NUM_STEP_RECORDS * PART_WORDS
+            parts = StepParts(
+                step=words[at + PART_STEP],
+                length_ns=self._time_ns(at + PART_LENGTH),
+                waited_ns=self._time_ns(at + PART_WAITED),
+                spent_ns=tuple(map(self._time_ns, range(at + PART_SPENT, at + PART_INDEX))),
+            )
+            # Looked at last: the writer invalidates it first.
+            if words[at + PART_INDEX] == index + 1 and 0 <= parts.step <= MAX_COUNT:
+                found.append(parts)
+        return found
 
     def _named_losses(self) -> dict[int, dict[str, float]]:
         """Losses of the held-out sets with names that are still in the ring, by step."""

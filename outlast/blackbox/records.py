@@ -63,6 +63,18 @@ class Pass(_Word):
     BACKWARD = 2
 
 
+class StepPart(IntEnum):
+    """What a rank spends a step on, waiting for other ranks left out."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    DATA = 2
+    OPTIMIZER = 3
+    # Behind the step.
+    CHECKPOINT = 4
+    GARBAGE_COLLECTION = 5
+
+
 class StartMark(IntEnum):
     """Moments of a worker's start, for the split of a recovery."""
 
@@ -98,6 +110,8 @@ class Group(_Word):
     # Replicas that divide experts among them, and those that hold the same ones.
     EP = 5
     EXPERT_DP = 6
+    # Ranks that divide sequences among them.
+    CP = 7
 
 
 _Named = TypeVar("_Named", Phase, Op, Group)
@@ -135,6 +149,19 @@ class StepRecord:
     eval_loss: float | None
     # Of held-out sets that have names, whose mean is `eval_loss`.
     eval_losses: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """What a completed step was spent on. `spent_ns` has one number per `StepPart`.
+
+    `waited_ns` is time in operations that may wait for other ranks, whatever else went on.
+    """
+
+    step: int
+    length_ns: int
+    waited_ns: int
+    spent_ns: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +297,7 @@ class Present:
     # Sequence number entered last in each group, 0 for none.
     entered: Mapping[Group, int] = field(default_factory=dict)
     peer: int = -1
+    world_size: int = 0
 
     @property
     def last_operation(self) -> Operation | None:

@@ -25,6 +25,7 @@ from outlast.blackbox.file import (
     IDENTITY_AT,
     MAGIC,
     MARKS,
+    MAX_NS,
     NUM_EVAL_RECORDS,
     NUM_STEP_RECORDS,
     OP_DETAIL,
@@ -37,6 +38,13 @@ from outlast.blackbox.file import (
     OP_TOTALS,
     OPS_AT,
     OPS_WRITTEN,
+    PART_INDEX,
+    PART_LENGTH,
+    PART_SPENT,
+    PART_STEP,
+    PART_WAITED,
+    PART_WORDS,
+    PARTS_AT,
     PARTS_PER_UNIT,
     PEAK_MEMORY,
     PHASE,
@@ -60,11 +68,17 @@ from outlast.blackbox.records import (
     Phase,
     SpanRecord,
     StartMark,
+    StepPart,
     StepRecord,
     StepUse,
 )
 from outlast.clock import node_time_ns
 from outlast.worker_contract import BLACK_BOX_RECORDS
+
+# By the words' numbers: a word as a key takes as long as all else that an event costs.
+_PART_OF_PHASE = tuple(int(StepPart.__members__.get(phase.name, -1)) for phase in Phase)
+_PART_OF_PASS = (-1, int(StepPart.FORWARD), int(StepPart.BACKWARD))
+_FIRST_BEHIND = int(StepPart.CHECKPOINT)
 
 
 class Writer:
@@ -103,6 +117,12 @@ class Writer:
         self._ended: OpRecord | None = None
         # How far a device has come in each group; the host runs ahead of it.
         self._device_seqs: dict[int, int] = {}
+        # Of the step under way: time by part, and in operations, those up to a moment.
+        self._spent_ns = [0] * len(StepPart)
+        self._waited_ns = 0
+        self._waited_until_ns = 0
+        # How many steps there had been when the present phase began.
+        self._steps_before_phase = 0
         for index in range(OP_GROUP, OP_LEFT + 1):
             self._words[index] = 0
         for index in range(PHASE_TOTALS, END_OF_TOTALS):
@@ -121,10 +141,21 @@ class Writer:
             end_ns=now_ns,
             waited_ns=self._op_ns,
         )
+        self._spend(ended)
         self._phase = phase
         self._phase_since_ns = now_ns
         self._op_ns = 0
+        self._steps_before_phase = self._steps
         self.add_span(ended)
+
+    def begin_step(self) -> int:
+        """Note that what goes on from now on is of the next step, and nothing before is.
+
+        Returns the present time. Without it a step begins where the one before has ended.
+        """
+        now_ns = node_time_ns()
+        self._begin_parts(now_ns)
+        return now_ns
 
     def mark(self, mark: StartMark, at_ns: int | None = None) -> None:
         """Note a moment of the start."""
@@ -217,6 +248,11 @@ class Writer:
         at = OPS_AT + self._ops % self._rings.records * OP_RECORD.size
         op, group, seq, detail, peer, message, start_ns = entered
         self._ops += 1
+        # Those of a device may overlap; one that lies around an earlier one counts from its end.
+        until_ns = self._waited_until_ns
+        if end_ns > until_ns:
+            self._waited_ns += end_ns - (start_ns if start_ns > until_ns else until_ns)
+            self._waited_until_ns = end_ns
         self._words[OP_TOTALS + self._phase * len(Group) + group] += end_ns - start_ns
         # Of a message that left while it was waited for, the wait has all of its time.
         departed_ns = departed_ns if departed_ns < start_ns else 0
@@ -226,6 +262,10 @@ class Writer:
 
     def add_span(self, span: SpanRecord) -> None:
         """Note a pass that has ended. Phases are noted by `phase`."""
+        if span.work:
+            own_ns = span.end_ns - span.start_ns - span.waited_ns
+            if own_ns > 0:
+                self._spent_ns[_PART_OF_PASS[span.work]] += own_ns
         at = self._rings.spans_at + self._spans % self._rings.records * SPAN_RECORD.size
         self._spans += 1
         SPAN_RECORD.pack_into(
@@ -268,6 +308,7 @@ class Writer:
             at = EVALS_AT + self._evals % NUM_EVAL_RECORDS * EVAL_RECORD.size
             self._evals += 1
             EVAL_RECORD.pack_into(self._map, at, record.step, name.encode(), loss, self._evals)
+        self._keep_parts(record)
         at = STEPS_AT + self._steps % NUM_STEP_RECORDS * STEP_RECORD.size
         self._steps += 1
         eval_loss = float("nan") if record.eval_loss is None else record.eval_loss
@@ -286,6 +327,44 @@ class Writer:
         )
         self._completed_step = record.step
         self._publish()
+
+    def _spend(self, phase: SpanRecord) -> None:
+        """Count a phase that ends as a part of the step under way, or of the one before."""
+        part = _PART_OF_PHASE[phase.phase]
+        own_ns = phase.end_ns - phase.start_ns - phase.waited_ns
+        if part < 0 or own_ns <= 0:
+            return
+        before = self._steps_before_phase
+        if part < _FIRST_BEHIND:
+            # Once a step has ended, what is left of its last phase is no part of it.
+            if before == self._steps:
+                self._spent_ns[part] += own_ns
+        elif before:
+            self._words[self._parts_at(before - 1) + PART_SPENT + part] += own_ns
+
+    def _keep_parts(self, record: StepRecord) -> None:
+        """Put what the step was spent on into the ring, before the step itself."""
+        part = _PART_OF_PHASE[self._phase]
+        if 0 <= part < _FIRST_BEHIND and self._steps_before_phase == self._steps:
+            own_ns = record.end_ns - self._phase_since_ns - self._op_ns
+            self._spent_ns[part] += max(0, own_ns)
+        words, at = self._words, self._parts_at(self._steps)
+        words[at + PART_INDEX] = 0
+        words[at + PART_STEP] = record.step
+        words[at + PART_LENGTH] = min(MAX_NS, max(0, record.end_ns - record.start_ns))
+        words[at + PART_WAITED] = self._waited_ns
+        for index, spent_ns in enumerate(self._spent_ns, start=at + PART_SPENT):
+            words[index] = spent_ns
+        words[at + PART_INDEX] = self._steps + 1
+        self._begin_parts(record.end_ns)
+
+    def _begin_parts(self, at_ns: int) -> None:
+        self._spent_ns = [0] * len(StepPart)
+        self._waited_ns = 0
+        self._waited_until_ns = max(self._waited_until_ns, at_ns)
+
+    def _parts_at(self, index: int) -> int:
+        return PARTS_AT // 8 + index % NUM_STEP_RECORDS * PART_WORDS
 
     def close(self) -> None:
         self._words.release()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outlast.cli import output
+from outlast.cli.describe_tokens import describe
 from outlast.cli.errors import CliError, ExitCode, bad_input
 from outlast.cli.options import Assignments, Json, SpecFile
 from outlast.cli.progress import tokens_bar
@@ -69,16 +70,11 @@ _Processes = Annotated[
 ]
 
 
-_Check = Annotated[
-    bool,
-    typer.Option("--check", help="Read all tokens, and fail if an id is beyond model.vocab_size."),
-]
-
-
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     group = Commands(no_args_is_help=True, help="Files of tokens, which data.tokens trains on.")
     group.command("prepare")(prepare)
+    group.command("describe")(describe)
     group.command("show")(show)
     app.add_typer(group, name="data")
 
@@ -212,7 +208,6 @@ def _summary(facts: dict[str, Any]) -> list[tuple[str, str]]:
 def show(
     spec: SpecFile,
     set_: Assignments = [],  # noqa: B006
-    check: _Check = False,
     json: Json = False,
 ) -> None:
     """Show what a spec trains on: documents, tokens, and how often each source is passed over.
@@ -231,12 +226,8 @@ def show(
     if found is None:
         raise CliError("the spec has a script, which reads data of its own")
     if isinstance(found, Source):
-        if check:
-            raise CliError("--check is for files of tokens; the spec trains on bytes of text")
         rows = [_of_text(checked.spec, found)]
     else:
-        if check:
-            _check_whole(checked.spec)
         rows = _shown(checked.spec, found)
     if json:
         output.print_json({"sources": rows})
@@ -244,24 +235,6 @@ def show(
     is_packed = checked.spec.data.packing == "whole"
     header = (*_HEADER, *_PACKED_HEADER) if is_packed else _HEADER
     output.print_table(header, [_cells(row) for row in rows], empty="")
-
-
-def _check_whole(spec: JobSpec) -> None:
-    """Read all tokens that the spec names; exit with bad input at an id beyond its vocabulary."""
-    from outlast.remote.files import PATIENCE_S, files_of_command
-    from outlast.tokens.files import open_source
-    from outlast.tokens.fit import token_places
-    from outlast.tokens.whole import beyond_vocabulary, first_beyond
-
-    size = spec.model.vocab_size
-    with files_of_command(spec.data.cache_bytes, patience_s=PATIENCE_S) as files:
-        for field, name in token_places(spec):
-            source = open_source(name, files.open)
-            # Its own held-out split is read where no other tokens are held out.
-            has_split = field == "data.tokens" and not spec.data.validation_sets
-            for file in filter(None, (source.train, source.validation if has_split else None)):
-                if (found := first_beyond(file, size)) is not None:
-                    raise CliError(f"{field}: {beyond_vocabulary(file.name, *found, size)}")
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from outlast.devices import MEASURED
 from outlast.durations import duration
 
 if TYPE_CHECKING:
@@ -160,7 +161,10 @@ def model_flops(job: Job) -> str:
     if not job.device:
         return words
     mfu, full_mfu = 100 * achieved / job.peak_flops_per_s, 100 * full / job.peak_flops_per_s
-    peak = f"{job.ranks} x {job.device} at {flops(job.peak_flops_per_s / job.ranks)}/s"
+    each = f"{flops(job.peak_flops_per_s / job.ranks)}/s"
+    peak = f"{job.ranks} x {job.device} at {each}"
+    if job.device == MEASURED:
+        peak = f"{job.ranks} x {each}, as the {MEASURED} has measured"
     return f"{words}; MFU {mfu:.1f} % ({full_mfu:.1f} %) of {peak}"
 
 
@@ -189,22 +193,8 @@ def use_lines(job: Job) -> list[tuple[str, str]]:
 
 
 def eta_s(job: Job) -> float | None:
-    """Seconds to the last step at the present rate; None while there is no rate."""
-    per_step = tokens_per_step(job)
-    if is_script(job) or not is_training(job) or per_step is None or job.tokens_per_s <= 0:
-        return None
-    return (job.total_steps - job.step) * per_step / job.tokens_per_s
-
-
-def tokens_per_step(job: Job) -> float | None:
-    """Tokens in one optimizer step, by the job's spec."""
-    fields = job.spec.fields
-    try:
-        batch = fields["data"].struct_value.fields["global_batch"].number_value
-        length = fields["model"].struct_value.fields["seq_len"].number_value
-    except KeyError:
-        return None
-    return batch * length or None
+    """Seconds to the last step at the present pace; None while there is none."""
+    return job.time_left_s if job.HasField("time_left_s") else None
 
 
 def checkpoint(job: Job) -> str:

@@ -15,13 +15,14 @@ from outlast.cli import output
 from outlast.cli.connect import controller_of, find_job
 from outlast.cli.errors import CliError
 from outlast.cli.folders import DEFAULT_STATE_DIR
-from outlast.cli.job_folder import Folder, nothing_there, url_of
+from outlast.cli.job_folder import Folder, is_url, nothing_there, url_of
 from outlast.cli.options import Controller, Json, StateDir
 from outlast.cli.progress import bytes_bar
 from outlast.cli.usage import Commands
 
 if TYPE_CHECKING:
     from checkpoint.hf.convert import Imported
+    from checkpoint.hf.export import Exported
     from checkpoint.storage.storage import Storage
     from outlast.spec import JobSpec
 
@@ -62,7 +63,10 @@ _Multiple = Annotated[
 SpecIn = Annotated[
     Path | None,
     typer.Option(
-        "--spec", metavar="SPEC", help="The job's spec; not needed where a controller has the job."
+        "--spec",
+        metavar="SPEC",
+        help="The job's spec; not needed where a controller has the job, nor with the URL of a "
+        "checkpoint that says what model it is of, as all but older ones do.",
     ),
 ]
 _Target = Annotated[
@@ -154,19 +158,23 @@ def export_hf(
 ) -> None:
     """Write the weights of a checkpoint as a folder that `transformers` loads.
 
-    The architecture is that of --like, or the first one that has this model; a model that no
-    known architecture has is refused. Padding of the vocabulary is left out. An export that was
-    cut off goes on where it was.
+    The architecture and the tokenizer are those of --like, by default of the folder that the
+    weights were imported from; without one it is the first that has this model, and a model
+    that no known architecture has is refused. Padding of the vocabulary is left out. An export
+    that was cut off goes on where it was.
     """
     from checkpoint.hf.export import DTYPES, begun_step, export_bytes, export_folder, type_of
+    from checkpoint.hf.origin import pattern_of_export
     from checkpoint.storage.storage import Storage
 
-    trained = spec_for(job, spec, controller, state_dir)
+    # The job may have saved another one since an export was cut off.
+    step = begun_step(target) if step is None else step
+    trained = spec_for(job, spec, step, controller, state_dir)
     url = url_of(job, controller, state_dir)
     with as_messages():
         storage = Storage(url)
-        # The job may have saved another one since an export was cut off.
-        chosen = chosen_step(storage, begun_step(target) if step is None else step)
+        chosen = chosen_step(storage, step)
+        like = like or pattern_of_export(storage, chosen, trained)
         kind = type_of(like, trained.precision) if weights is None else weights.value
         with bytes_bar(f"step {chosen}", export_bytes(trained, kind), quiet=json) as on_bytes:
             done = export_folder(
@@ -181,11 +189,19 @@ def export_hf(
     if json:
         output.print_json({**asdict(done), "folder": str(target)})
         return
+    _print_exported(done, url, target, like)
+
+
+def _print_exported(done: Exported, url: str, target: Path, like: Path | None) -> None:
     from outlast.cli.describe import size
 
     text = f"step {done.step} of {url} as {done.architecture}, {done.dtype}"
     output.print_lines(
-        [("exported", text), ("folder", f"{target}, {size(done.size_bytes)} of weights")]
+        [
+            ("exported", text),
+            ("folder", f"{target}, {size(done.size_bytes)} of weights"),
+            ("tokenizer", "none: give --like" if like is None else f"that of {like}"),
+        ]
     )
 
 
@@ -205,8 +221,11 @@ def chosen_step(storage: Storage, step: int | None) -> int:
     return chosen
 
 
-def spec_for(job: str, spec: Path | None, controller: str, state_dir: Path) -> JobSpec:
-    """The spec that is given, or that of the job that a controller has."""
+def spec_for(
+    job: str, spec: Path | None, step: int | None, controller: str, state_dir: Path
+) -> JobSpec:
+    """The spec that is given, what the checkpoint at a URL says of it, or that of the job that a
+    controller has."""
     from outlast.problems import SpecError
     from outlast.spec.parse import accepted_spec
     from outlast.specfile import SpecFileError, read_document
@@ -217,12 +236,25 @@ def spec_for(job: str, spec: Path | None, controller: str, state_dir: Path) -> J
             return accepted_spec(read_document(spec).value)
         except (SpecFileError, SpecError) as error:
             raise CliError(f"{spec}: {error}") from error
+    found = _saved_spec(job, step) if is_url(job) else None
+    if found is not None:
+        return found
     try:
         with controller_of(controller, state_dir) as client:
             name = job.rstrip("/").rpartition("/")[2]
             return accepted_spec(output.facts(find_job(client, name))["spec"])
     except CliError as error:
         raise CliError(f"what model {job} has is not known: {error}; give --spec") from error
+
+
+def _saved_spec(url: str, step: int | None) -> JobSpec | None:
+    from checkpoint.hf.origin import extra_of
+    from checkpoint.storage.storage import Storage
+    from outlast.spec.saved import saved_spec
+
+    with as_messages():
+        storage = Storage(url)
+        return saved_spec(extra_of(storage, chosen_step(storage, step)))
 
 
 def _spec_of(done: Imported, url: str, source: Path) -> dict[str, Any]:

@@ -28,13 +28,18 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|[./~]|.*/")
 _MAX_NAMED = 8
 
 
+def is_url(word: str) -> bool:
+    """Whether a word is a folder or a URL, and no job."""
+    return _URL.match(word) is not None or Path(word).is_dir()
+
+
 def url_of(word: str, controller: str, state_dir: Path) -> str:
     """The URL itself, or the one that the controller has for the job of this name.
 
     Raises:
         CliError: there is no such job, or no controller to ask.
     """
-    if _URL.match(word) or Path(word).is_dir():
+    if is_url(word):
         return word
     try:
         with controller_of(controller, state_dir) as client:

@@ -51,7 +51,7 @@ def load_model(
     from trainer.data.corpus import tokenizer as tokenizers
     from trainer.generation import Model
 
-    found = spec_for(job, spec, controller, state_dir)
+    found = spec_for(job, spec, step, controller, state_dir)
     if found.model.attention == "bidirectional":
         raise CliError(
             f"{job} has a model that predicts hidden tokens (model.attention: bidirectional), and "
@@ -67,9 +67,9 @@ def load_model(
 
 def _tokenizer_of(spec: JobSpec, storage: Storage, step: int) -> str:
     """The tokenizer of what a job trains on, else of the folder that was imported."""
-    import json
     from contextlib import closing, suppress
 
+    from checkpoint.hf.origin import imported_folder
     from outlast.errors import OutlastError
     from outlast.remote.files import RemoteFiles
     from outlast.tokens.files import open_source
@@ -86,9 +86,8 @@ def _tokenizer_of(spec: JobSpec, storage: Storage, step: int) -> str:
                     return tokenizer
         if Path(name).is_dir():
             return read_manifest(Path(name)).tokenizer
-    _, manifest = storage.read_commit(step)
-    source = json.loads(manifest.parts[0].extra).get("converted_from")
-    if source is not None and file_in(Path(source)) is not None:
+    source = imported_folder(storage, step, spec)
+    if source is not None and file_in(source) is not None:
         return str(source)
     if spec.data.tokens is None and source is None:
         return "byte"

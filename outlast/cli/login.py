@@ -156,7 +156,7 @@ def audit(
         str, typer.Option("--caller", metavar="NAME", help="Only what this one called.")
     ] = "",
     most: Annotated[
-        int, typer.Option("--most", metavar="N", min=1, max=10_000, help="At most so many.")
+        int, typer.Option("--most", metavar="N", min=0, help="At most so many; 0: all.")
     ] = 100,
     json: Json = False,
 ) -> None:

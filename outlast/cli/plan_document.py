@@ -36,7 +36,13 @@ def plan_document(spec: JobSpec, device: str, link: str, kernels: float | None) 
     found, layout = estimate(spec, on_gpu=on_gpu), spec.layout
     return {
         "name": spec.name,
-        "layout": {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "ep": layout.ep},
+        "layout": {
+            "tp": layout.tp,
+            "pp": layout.pp,
+            "dp": layout.num_replicas,
+            "ep": layout.ep,
+            "cp": layout.cp,
+        },
         "num_ranks": layout.world_size,
         "nodes": spec.num_nodes,
         "workers_per_node": spec.workers_per_node,

@@ -97,6 +97,7 @@ def plan_facts(spec: JobSpec, found: Plan) -> dict[str, Any]:
             "tp": layout.tp_groups(),
             "dp": layout.dp_groups(),
             "pp": layout.pp_groups(),
+            **({"cp": layout.cp_groups()} if layout.cp > 1 else {}),
             **({"ep": layout.ep_groups()} if layout.ep > 1 else {}),
         },
         "ranks": [{**asdict(rank), "device_bytes": rank.device_bytes} for rank in found.ranks],

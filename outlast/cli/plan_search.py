@@ -11,6 +11,7 @@ from outlast.cli import output
 from outlast.cli.describe import size
 from outlast.cli.errors import CliError
 from outlast.cli.plan_facts import machine_of
+from outlast.cli.plan_text import layout_in_words
 from outlast.durations import duration
 
 if TYPE_CHECKING:
@@ -213,7 +214,10 @@ def _print(result: _Result) -> None:
         ]
     )
     print()
-    output.print_table(_HEADER, [_row(*each) for each in _shown(result)], empty="")
+    rows = [_row(*each) for each in _shown(result)]
+    if all(row["cp"] == "1" for row in rows):
+        rows = [{name: row[name] for name in row if name != "cp"} for row in rows]
+    output.print_table(tuple(rows[0]), [tuple(row.values()) for row in rows], empty="")
     print()
     best = result.found[0].step
     output.print_lines(
@@ -228,24 +232,24 @@ def _print(result: _Result) -> None:
     print(yaml.safe_dump(_section(result.best), sort_keys=False), end="")
 
 
-_HEADER = (
-    *("tp", "pp", "dp", "micro", "chunks", "recompute", "ZeRO"),
-    *("step s", "MFU %", "HFU %", "memory"),
-)
-
-
-def _row(spec: JobSpec, one: Found) -> tuple[str, ...]:
+def _row(spec: JobSpec, one: Found) -> dict[str, str]:
+    """A layout by the names of its columns."""
     parallel, step = spec.parallel, one.step
-    return (
-        *(str(each) for each in (parallel.tp, parallel.pp, parallel.dp, parallel.micro_batch)),
-        str(parallel.virtual_stages),
-        parallel.recompute if isinstance(parallel.recompute, str) else "by layer",
-        str(parallel.zero.level),
-        f"{step.step_s:.4g}",
-        f"{100 * step.mfu_windowed:.1f}",
-        f"{100 * step.hfu_windowed:.1f}",
-        size(one.device_bytes),
-    )
+    chunks = str(parallel.virtual_stages)
+    return {
+        "tp": str(parallel.tp),
+        "cp": str(parallel.cp),
+        "pp": str(parallel.pp),
+        "dp": str(parallel.dp),
+        "micro": str(parallel.micro_batch),
+        "chunks": parallel.schedule if one.facts.splits_backward else chunks,
+        "recompute": parallel.recompute if isinstance(parallel.recompute, str) else "by layer",
+        "ZeRO": str(parallel.zero.level),
+        "step s": f"{step.step_s:.4g}",
+        "MFU %": f"{100 * step.mfu_windowed:.1f}",
+        "HFU %": f"{100 * step.hfu_windowed:.1f}",
+        "memory": size(one.device_bytes),
+    }
 
 
 def _step(step: Projection) -> str:
@@ -270,7 +274,7 @@ _NAMES = {
 
 def _against(one: Found, best: Projection) -> str:
     layout = one.facts.layout
-    words = f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp}: {_longer(one.step, best)}"
+    words = f"{layout_in_words(layout)}: {_longer(one.step, best)}"
     return words + _why(one.step, best)
 
 

@@ -12,6 +12,7 @@ from outlast.cli.plan_facts import recommended_standbys
 if TYPE_CHECKING:
     from outlast.cli.plan_facts import Projected
     from outlast.cli.specfile import Checked
+    from outlast.layout import Layout
     from outlast.spec import JobSpec
     from trainer.core.estimate import Plan
     from trainer.core.memory import RankMemory
@@ -75,15 +76,15 @@ def warnings(spec: JobSpec, found: Plan, projected: Projected | None) -> list[st
         )
     elif found.bubble > _LARGE_BUBBLE:
         lines.append(
-            f"{100 * found.bubble:.0f} % of a step is bubble: more micro-batches, or virtual "
-            "stages with the schedule interleaved, make it smaller"
+            f"{100 * found.bubble:.0f} % of a step is bubble: more micro-batches, virtual "
+            "stages with the schedule interleaved, or the schedule zb-h1 make it smaller"
         )
     if parallel.tp > spec.workers_per_node:
         lines.append(
             f"a tensor group of {parallel.tp} ranks spans nodes of {spec.workers_per_node}: the "
             "most talkative messages cross the network"
         )
-    if parallel.zero.level > 0 and parallel.dp == 1:
+    if parallel.zero.level > 0 and spec.layout.dp == 1:
         lines.append(f"parallel.zero.level {parallel.zero.level} has one replica, nothing to share")
     return lines
 
@@ -92,10 +93,16 @@ def _what_would_help(spec: JobSpec, rank: RankMemory) -> str:
     """The knobs of the largest part."""
     state = rank.weights_bytes + rank.gradients_bytes + rank.optimizer_bytes
     if state < rank.activations_bytes:
-        return "a smaller parallel.micro_batch, parallel.recompute or more parallel.tp"
-    if spec.parallel.dp > 1 and spec.parallel.zero.level < 3:
+        return "a smaller parallel.micro_batch, parallel.recompute or more parallel.tp or cp"
+    if spec.layout.dp > 1 and spec.parallel.zero.level < 3:
         return f"parallel.zero.level {spec.parallel.zero.level + 1}, more parallel.tp or pp"
     return "more parallel.tp, parallel.pp or, with ZeRO, parallel.dp"
+
+
+def layout_in_words(layout: Layout) -> str:
+    """A layout in words; dp is the number of replicas, whatever ranks each has."""
+    context = f"cp {layout.cp} x " if layout.cp > 1 else ""
+    return f"tp {layout.tp} x {context}pp {layout.pp} x dp {layout.num_replicas}"
 
 
 def _job_lines(spec: JobSpec) -> list[tuple[str, str]]:
@@ -107,7 +114,7 @@ def _job_lines(spec: JobSpec) -> list[tuple[str, str]]:
         ("job", f"{spec.name}: {spec.steps:,} steps, {spec.precision}, seed {spec.seed}"),
         (
             "layout",
-            f"tp {layout.tp} x pp {layout.pp} x dp {layout.dp} = {layout.world_size} ranks on "
+            f"{layout_in_words(layout)} = {layout.world_size} ranks on "
             f"{spec.num_nodes} node(s) of {spec.workers_per_node}; sequence parallel "
             f"{sequence}, ZeRO {parallel.zero.level}, recompute {recompute}",
         ),
@@ -119,6 +126,7 @@ def _job_lines(spec: JobSpec) -> list[tuple[str, str]]:
         ("groups", _groups("tp", layout.tp_groups())),
         ("groups", _groups("dp", layout.dp_groups())),
         ("groups", _groups("pp", layout.pp_groups())),
+        *([("groups", _groups("cp", layout.cp_groups()))] if layout.cp > 1 else []),
         *([("groups", _groups("ep", layout.ep_groups()))] if layout.ep > 1 else []),
     ]
 
@@ -150,6 +158,7 @@ def _work_lines(spec: JobSpec, found: Plan) -> list[tuple[str, str]]:
 
 def _waiting_lines(spec: JobSpec, found: Plan) -> list[tuple[str, str]]:
     communication = found.communication
+    parts = f"cp {size(communication.cp_bytes)}, " if communication.cp_bytes else ""
     experts = f"experts {size(communication.ep_bytes)}, " if communication.ep_bytes else ""
     return [
         (
@@ -161,7 +170,7 @@ def _waiting_lines(spec: JobSpec, found: Plan) -> list[tuple[str, str]]:
             "traffic",
             f"{size(communication.total_bytes)} sent per step by the busiest rank: "
             f"tp {size(communication.tp_bytes)}, dp {size(communication.dp_bytes)}, "
-            f"pp {size(communication.pp_bytes)}, {experts}"
+            f"pp {size(communication.pp_bytes)}, {parts}{experts}"
             f"tied embedding {size(communication.embedding_bytes)}",
         ),
     ]

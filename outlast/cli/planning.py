@@ -131,9 +131,9 @@ def plan(
     controller runs nodes on this machine, files that the spec names must be there. A
     controller that answers is asked whether its nodes have what the job needs.
 
-    With --search it tries every tp, pp, dp, micro-batch, virtual stages, recompute and ZeRO level
-    that the rules of the spec and the device's memory allow, and prints the fastest of each mesh,
-    why it is faster, and the sections of the spec to paste.
+    With --search it tries every tp, cp, pp, dp, micro-batch, schedule, virtual stages, recompute
+    and ZeRO level that the rules of the spec and the device's memory allow, and prints the fastest
+    of each mesh, why it is faster, and the sections of the spec to paste.
     """
     _check_options(search, nodes, device, [*hold, memory, price])
     if not search:

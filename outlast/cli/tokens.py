@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -15,7 +16,7 @@ from outlast.cli.options import Json
 from outlast.cli.usage import Commands
 
 if TYPE_CHECKING:
-    from controller.access.tokens import Entry
+    from controller.access.tokens import Entry, Known
 
 _Result = TypeVar("_Result")
 _HEADER = ("NAME", "ROLE", "UNTIL")
@@ -57,44 +58,51 @@ def add(
     It is shown this once. The controller takes it at once, without a restart.
     """
     from controller.access.roles import ROLES
-    from controller.access.tokens import Entry, check_name, new_token
+    from controller.access.tokens import Entry, Known, check_name, new_token
 
     if role not in ROLES:
         raise CliError(f"--role is {role!r}; allowed: {', '.join(ROLES)}")
-    entries = _read(file) if file.exists() else ()
-    if any(entry.name == name for entry in entries):
+    known = _read(file) if file.exists() else Known()
+    if any(entry.name == name for entry in known.entries):
         raise CliError(f"{name} has a token already; `outlast tokens remove` takes it away")
     token, digest = new_token()
     today = datetime.datetime.now(datetime.UTC).date()
     until = today + datetime.timedelta(days=days) if days else None
     _check(lambda: check_name(name))
-    _write(file, (*entries, Entry(name=name, role=ROLES[role], sha256=digest, until=until)))
+    made = Entry(name=name, role=ROLES[role], sha256=digest, until=until)
+    _write(file, replace(known, entries=(*known.entries, made)))
     print(token)
 
 
 def list_tokens(file: File, json: Json = False) -> None:
-    """List who has a token, in which role and until when."""
-    entries = _read(file)
+    """List who has a token, in which role and until when; and who else issues tokens."""
+    known = _read(file)
     if json:
-        output.print_json(
-            [
-                {"name": each.name, "role": each.role.word, "until": _day(each, "") or None}
-                for each in entries
-            ]
-        )
+        tokens = [
+            {"name": each.name, "role": each.role.word, "until": _day(each, "") or None}
+            for each in known.entries
+        ]
+        output.print_json([*tokens, *(each.document() for each in known.issuers)])
         return
-    rows = [(each.name, each.role.word, _day(each, "-")) for each in entries]
+    rows = [(each.name, each.role.word, _day(each, "-")) for each in known.entries]
     output.print_table(_HEADER, rows, empty="no tokens")
+    for each in known.issuers:
+        roles = ", ".join(f"{value} {role.word}" for value, role in each.roles.items())
+        print()
+        output.print_wrapped(
+            f"also tokens of {each.issuer} for {each.audience}, called by {each.name}; by "
+            f"{each.role_claim}: {roles}"
+        )
 
 
 def remove(file: File, name: Name) -> None:
     """Take a token away. The controller refuses it from then on."""
-    entries = _read(file)
-    kept = [entry for entry in entries if entry.name != name]
-    if len(kept) == len(entries):
-        known = ", ".join(entry.name for entry in entries) or "nobody"
-        raise CliError(f"{file} has no token of {name}; it has: {known}")
-    _write(file, kept)
+    known = _read(file)
+    kept = tuple(entry for entry in known.entries if entry.name != name)
+    if len(kept) == len(known.entries):
+        others = ", ".join(entry.name for entry in known.entries) or "nobody"
+        raise CliError(f"{file} has no token of {name}; it has: {others}")
+    _write(file, replace(known, entries=kept))
     print(f"{name} has no token any more")
 
 
@@ -102,16 +110,16 @@ def _day(entry: Entry, missing: str) -> str:
     return entry.until.isoformat() if entry.until else missing
 
 
-def _read(file: Path) -> tuple[Entry, ...]:
+def _read(file: Path) -> Known:
     from controller.access import tokens
 
     return _check(lambda: tokens.read(file.expanduser()))
 
 
-def _write(file: Path, entries: Iterable[Entry]) -> None:
+def _write(file: Path, known: Known) -> None:
     from controller.access import tokens
 
-    _check(lambda: tokens.write(file.expanduser(), entries))
+    _check(lambda: tokens.write(file.expanduser(), known))
 
 
 def _check(work: Callable[[], _Result]) -> _Result:

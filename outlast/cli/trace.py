@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +19,7 @@ from outlast.cli import output
 from outlast.cli.connect import controller_of, find_job
 from outlast.cli.errors import CliError
 from outlast.cli.folders import DEFAULT_STATE_DIR, check_writable
+from outlast.cli.moments import moment_s
 from outlast.cli.options import AnyJobName, Controller, StateDir
 
 if TYPE_CHECKING:
@@ -26,8 +29,28 @@ if TYPE_CHECKING:
     from outlast.trace.ranks import TracedRank
     from outlast.trace.stored import StoredRanks
     from outlast.trace.tracks import Mark, Overview
+    from outlast.v1.jobs_pb2 import JobCheckpoint
+    from outlast.v1.ranks_pb2 import ReadTimesResponse
 
-_STEPS = re.compile(r"(\d+)(?:-(\d+))?")
+# As many as the controller gives of a job's history at once.
+_MOST_CHECKPOINTS = 10_000
+_RUN = re.compile(r"(\d+)(?:-(\d+))?")
+
+OneRank = Annotated[
+    list[int] | None,
+    typer.Option("--rank", min=0, metavar="RANK", help="Only this rank; may be repeated."),
+]
+SomeRanks = Annotated[
+    str, typer.Option("--ranks", metavar="A-B,…", help="Only these ranks, such as 0-7,16.")
+]
+Since = Annotated[
+    str,
+    typer.Option(
+        "--since",
+        metavar="WHEN",
+        help="Only what had not ended by then: 30s or 5m ago, or a time such as 2026-03-31T18:30.",
+    ),
+]
 
 
 def trace(
@@ -35,13 +58,12 @@ def trace(
     to: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where to; .gz compresses.")
     ] = Path("trace.json.gz"),
-    rank: Annotated[
-        list[int] | None,
-        typer.Option("--rank", min=0, metavar="RANK", help="Only this rank; may be repeated."),
-    ] = None,
+    rank: OneRank = None,
+    ranks: SomeRanks = "",
     steps: Annotated[
         str, typer.Option("--steps", metavar="A-B", help="Only these steps; else all known ones.")
     ] = "",
+    since: Since = "",
     attempt: Annotated[
         int, typer.Option("--attempt", min=0, metavar="N", help="Of this attempt; 0: the newest.")
     ] = 0,
@@ -55,26 +77,28 @@ def trace(
     own format, for many ranks. Works for ranks that have ended, too.
     """
     wanted = _steps(steps)
+    only = _ranks(ranks, rank or ())
+    since_s = _since_s(since)
     check_writable(to)
     with ExitStack() as stack:
         with controller_of(controller, state_dir) as client:
             found = find_job(client, job)
-            layout = _layout_of(client, found.job_id)
-            ranks = stack.enter_context(_stored(layout))
-            missing = _read(client, found.job_id, rank, attempt, wanted, ranks)
+            noted = stack.enter_context(_stored(_layout_of(client, found.job_id)))
+            ask = partial(client.times, found.job_id, attempt=attempt, steps=wanted or (0, 0))
+            missing = _read(partial(ask, since_s=since_s), only, noted)
             marks = _marks(client, found.job_id)
             clocks = _clocks(client)
         for each in missing:
             output.print_message(f"outlast: missing: {each}")
-        if not ranks:
+        if not noted:
             raise CliError(f"no rank of {found.job_id} has noted anything that is still there")
-        write_trace(ranks, layout, marks, wanted, to, clocks=clocks)
+        write_trace(noted, noted.layout, marks, wanted, to, clocks=clocks)
 
 
 def _steps(text: str) -> tuple[int, int] | None:
     if not text:
         return None
-    match = _STEPS.fullmatch(text)
+    match = _RUN.fullmatch(text)
     if match is None:
         raise CliError(f"--steps is {text!r}; allowed: a step, or two with a hyphen, as 100-120")
     first = int(match.group(1))
@@ -84,18 +108,32 @@ def _steps(text: str) -> tuple[int, int] | None:
     return first, last
 
 
+def _since_s(text: str) -> float:
+    try:
+        return moment_s(text, time.time(), "--since") if text else 0.0
+    except ValueError as error:
+        raise CliError(str(error)) from error
+
+
+def _ranks(text: str, others: Sequence[int]) -> list[range]:
+    """Ranks that are named, in runs; none for all."""
+    found = [range(rank, rank + 1) for rank in others]
+    for part in text.split(",") if text else ():
+        match = _RUN.fullmatch(part.strip())
+        run = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+        if not run or run.stop > 2**31:
+            raise CliError(f"--ranks is {text!r}; allowed: ranks and runs of them, as 0-7,16")
+        found.append(run)
+    return found
+
+
 def _read(
-    client: Client,
-    job_id: str,
-    only: Sequence[int] | None,
-    attempt: int,
-    wanted: tuple[int, int] | None,
-    into: StoredRanks,
+    ask: Callable[..., Iterator[ReadTimesResponse]], only: Sequence[range], into: StoredRanks
 ) -> list[str]:
     """What is missing, in words; all else is put away."""
     missing = []
     for asked in only or (None,):
-        for found in client.times(job_id, rank=asked, attempt=attempt, steps=wanted or (0, 0)):
+        for found in ask(ranks=asked):
             if not found.HasField("missing"):
                 try:
                     into.put(found)
@@ -112,7 +150,7 @@ def _layout_of(client: Client, job_id: str) -> Layout:
     from outlast.layout import Layout
 
     listed = client.ranks(job_id, most=1)
-    return Layout(tp=listed.tp, pp=listed.pp, dp=listed.dp, ep=listed.ep)
+    return Layout(tp=listed.tp, pp=listed.pp, dp=listed.dp, ep=listed.ep, cp=listed.cp or 1)
 
 
 def _stored(layout: Layout) -> StoredRanks:
@@ -132,11 +170,34 @@ def _marks(client: Client, job_id: str) -> list[Mark]:
         )
         for each in client.incidents(job_id, brief=True)
     ]
-    job, _ = client.get(job_id)
-    if job.HasField("committed_s"):
-        name = f"checkpoint of step {job.committed_step} committed"
-        marks.append(Mark(name=name, at_ns=round(job.committed_s * 1e9), facts={}))
-    return marks
+    return [*marks, *committed_marks(_checkpoints(client, job_id))]
+
+
+def _checkpoints(client: Client, job_id: str) -> list[JobCheckpoint]:
+    """All that are kept of a job's history, oldest first."""
+    found: list[JobCheckpoint] = []
+    after = ""
+    while True:
+        page = client.history(job_id, most=_MOST_CHECKPOINTS, after=after, only="checkpoints")
+        found = [*page.checkpoints, *found]
+        if not (after := page.next):
+            return found
+
+
+def committed_marks(checkpoints: Iterable[JobCheckpoint]) -> list[Mark]:
+    """Checkpoints of a job's history, at the moment at which the controller heard of each."""
+    from outlast.trace.tracks import Mark
+
+    return [
+        Mark(
+            name=f"checkpoint of step {each.step} committed",
+            at_ns=round(each.committed_s * 1e9),
+            facts={"attempt": str(each.attempt)} if each.attempt > 0 else {},
+            step=each.step,
+        )
+        for each in checkpoints
+        if each.committed_s > 0
+    ]
 
 
 def _clocks(client: Client) -> dict[str, KnownClock]:
@@ -196,13 +257,11 @@ def write_trace(
     steps = sorted(overview.steps)
     if wanted is not None and not steps:
         raise CliError(f"no rank has anything of steps {wanted[0]}-{wanted[1]} any more")
-    # What happened before the first thing that is shown is not in the picture.
-    begun_ns = overview.first_ns
     # Marks are of the controller's clock, and all else is put on that of the first rank's node.
     first = clocks.get(ranks[0].node)
     by_ns = 0 if first is None or abs(first.ahead_ns) <= first.error_ns else first.ahead_ns
     placed = [replace(mark, at_ns=mark.at_ns + by_ns) for mark in marks]
-    seen = [mark for mark in (*placed, *copy_marks(overview)) if mark.at_ns >= begun_ns]
+    seen = [mark for mark in (*placed, *copy_marks(overview)) if overview.shows(mark)]
     opened = gzip.open if to.suffix == ".gz" else open
     is_json = Path(to.stem if to.suffix == ".gz" else to.name).suffix != ".pftrace"
     parts = (_json if is_json else _protobuf)(ranks, seen, overview)

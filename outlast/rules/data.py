@@ -130,6 +130,7 @@ def _check_text_only(spec: JobSpec) -> list[FieldProblem]:
             "document_mask": data.document_mask,
             "reset_positions": data.reset_positions,
             "packing": data.packing if data.packing != "stream" else None,
+            "check_ids": data.check_ids if data.check_ids != "whole" else None,
         }
         why = "is given without data.tokens, which it needs"
     return [

@@ -54,10 +54,11 @@ def _sizes_from(spec: JobSpec, least: int) -> list[JobSpec]:
 def _with_replicas(spec: JobSpec, dp: int) -> JobSpec:
     """The spec as if it had been written for so many replicas on such nodes."""
     per_node = spec.workers_per_node
-    num_nodes = dp * spec.parallel.tp * spec.parallel.pp // per_node
-    zero, checkpoint = spec.parallel.zero, spec.checkpoint
+    parallel = spec.parallel
+    num_nodes = dp * parallel.cp * parallel.tp * parallel.pp // per_node
+    zero, checkpoint = parallel.zero, spec.checkpoint
     # What only means something between replicas, or between nodes, has nobody to do it with.
-    if dp == 1:
+    if dp * parallel.cp == 1:
         zero = zero.model_copy(update={"communication": None})
     if num_nodes == 1:
         checkpoint = checkpoint.model_copy(update={"replicas": 0})

@@ -26,7 +26,8 @@ def check(spec: JobSpec) -> list[FieldProblem]:
 
 
 def _check_heads(spec: JobSpec) -> list[FieldProblem]:
-    return _tensor_split(spec, "model.heads", spec.model.heads)
+    cp = 1 if spec.parallel.context == "ring" else spec.parallel.cp
+    return _split("model.heads", spec.model.heads, tp=spec.parallel.tp, cp=cp)
 
 
 def _check_kv_heads(spec: JobSpec) -> list[FieldProblem]:
@@ -50,6 +51,31 @@ def _check_kv_heads(spec: JobSpec) -> list[FieldProblem]:
             field="parallel.tp",
             message=f"is {tp}; {sharing} ranks for each of model.kv_heads = {kv_heads} do not "
             f"divide the {rows} rows of its {of_what}; allowed: {allowed}",
+        )
+    ]
+
+
+def _check_context_heads(spec: JobSpec) -> list[FieldProblem]:
+    """Ranks that divide sequences divide heads, too: of keys and values whole ones, or copies."""
+    tp, cp, kv_heads = spec.parallel.tp, spec.parallel.cp, spec.model.num_kv_heads
+
+    def fits(degree: int) -> bool:
+        ranks = tp * degree
+        return kv_heads % ranks == 0 or ranks % kv_heads == 0
+
+    # In a ring heads stay together.
+    if spec.parallel.context == "ring":
+        return []
+    # What does not divide the heads of queries, or does not fit without cp, is said of these.
+    if cp == 1 or spec.model.heads % (tp * cp) or not fits(1) or fits(cp):
+        return []
+    degrees = [each for each in divisors(spec.model.heads // tp) if fits(each)]
+    allowed = ", ".join(map(str, closest(degrees, cp)))
+    return [
+        FieldProblem(
+            field="parallel.cp",
+            message=f"is {cp}; tp x cp = {tp * cp} neither divides model.kv_heads = {kv_heads} nor "
+            f"is a multiple of it; allowed: {allowed}",
         )
     ]
 
@@ -79,9 +105,10 @@ def _check_expert_parallel(spec: JobSpec) -> list[FieldProblem]:
         return []
     if number == 0:
         return [only_with("parallel.ep", ep, "model.moe.num_experts > 0", 0)]
+    field = "parallel.dp" if spec.parallel.cp == 1 else "parallel.dp x parallel.cp"
     return [
         problem
-        for field, value in (("parallel.dp", spec.parallel.dp), ("model.moe.num_experts", number))
+        for field, value in ((field, spec.layout.dp), ("model.moe.num_experts", number))
         for problem in Divides(field=field, value=value, by_name="parallel.ep", by=ep).problems()
     ]
 
@@ -98,14 +125,52 @@ def _check_vocabulary(spec: JobSpec) -> list[FieldProblem]:
 
 
 def _check_sequence(spec: JobSpec) -> list[FieldProblem]:
-    if not spec.parallel.sequence_parallel:
+    parallel, seq_len = spec.parallel, spec.model.seq_len
+    tp = parallel.tp if parallel.sequence_parallel else 1
+    if parallel.context == "all_to_all" or parallel.cp == 1:
+        return _split("model.seq_len", seq_len, tp=tp, cp=parallel.cp)
+    # Each rank has two pieces of equal length, and tensor ranks divide both together.
+    name = "2 x parallel.cp" if tp == 1 else "2 x parallel.tp x parallel.cp"
+    return Divides(
+        field="model.seq_len", value=seq_len, by_name=name, by=2 * tp * parallel.cp
+    ).problems()
+
+
+def _check_ring(spec: JobSpec) -> list[FieldProblem]:
+    """What a ring cannot do, as it spells out no weights of attention."""
+    if spec.parallel.context != "ring":
         return []
-    return _tensor_split(spec, "model.seq_len", spec.model.seq_len)
+    if spec.parallel.cp == 1:
+        return [only_with("parallel.context", "ring", "parallel.cp > 1", 1)]
+    model = spec.model
+    others = {
+        "model.attention_dropout": (model.attention_dropout, 0.0),
+        "model.attention_softcap": (model.attention_softcap, None),
+        "model.positions": (model.positions if model.positions == "alibi" else None, None),
+    }
+    return [
+        FieldProblem(
+            field="parallel.context",
+            message=f"is ring, which {field} = {value} does not work with; allowed: all_to_all",
+        )
+        for field, (value, plain) in others.items()
+        if value != plain
+    ]
 
 
 def _tensor_split(spec: JobSpec, field: str, value: int) -> list[FieldProblem]:
-    by = spec.parallel.tp
-    return Divides(field=field, value=value, by_name="parallel.tp", by=by).problems()
+    return _split(field, value, tp=spec.parallel.tp, cp=1)
+
+
+def _split(field: str, value: int, *, tp: int, cp: int) -> list[FieldProblem]:
+    """`tp` times `cp` ranks have equal parts."""
+    name = "parallel.tp" if cp == 1 else "parallel.cp" if tp == 1 else "parallel.tp x parallel.cp"
+    return Divides(field=field, value=value, by_name=name, by=tp * cp).problems()
+
+
+def degrees_in_words(spec: JobSpec) -> str:
+    """What the number of ranks is the product of."""
+    return "tp x pp x dp" if spec.parallel.cp == 1 else "tp x cp x pp x dp"
 
 
 def _check_stages(spec: JobSpec) -> list[FieldProblem]:
@@ -137,14 +202,11 @@ def _check_schedule(spec: JobSpec) -> list[FieldProblem]:
     if parallel.pp == 1 and parallel.extra_warmup:
         field = "parallel.extra_warmup"
         return [only_with(field, parallel.extra_warmup, "parallel.pp > 1", 1)]
-    if parallel.schedule != "interleaved":
-        if parallel.virtual_stages == 1:
-            return []
-        needed = "parallel.schedule = interleaved"
-        chunks = parallel.virtual_stages
-        return [only_with("parallel.virtual_stages", chunks, needed, parallel.schedule)]
     problems = []
-    if parallel.virtual_stages == 1:
+    if parallel.schedule != "interleaved" and parallel.virtual_stages > 1:
+        needed, chunks = "parallel.schedule = interleaved", parallel.virtual_stages
+        problems.append(only_with("parallel.virtual_stages", chunks, needed, parallel.schedule))
+    if parallel.schedule == "interleaved" and parallel.virtual_stages == 1:
         most = max(1, spec.model.layers // parallel.pp)
         allowed = f"parallel.virtual_stages in 2 to {most}, or " if most > 1 else ""
         problems.append(
@@ -154,11 +216,12 @@ def _check_schedule(spec: JobSpec) -> list[FieldProblem]:
                 f"{allowed}the schedule 1f1b",
             )
         )
-    if parallel.pp == 1:
+    if parallel.pp == 1 and parallel.schedule in ("interleaved", "zb-h1"):
         problems.append(
             FieldProblem(
                 field="parallel.schedule",
-                message="is interleaved, which needs parallel.pp > 1; allowed: 1f1b or gpipe",
+                message=f"is {parallel.schedule}, which needs parallel.pp > 1; allowed: 1f1b or "
+                "gpipe",
             )
         )
     return problems
@@ -202,7 +265,7 @@ def _check_recompute(spec: JobSpec) -> list[FieldProblem]:
 def _check_zero(spec: JobSpec) -> list[FieldProblem]:
     zero = spec.parallel.zero
     problems = []
-    if zero.communication is not None and spec.parallel.dp == 1:
+    if zero.communication is not None and spec.layout.dp == 1:
         field = "parallel.zero.communication"
         problems.append(only_with(field, zero.communication, "parallel.dp > 1", 1))
     if zero.reshard_after is not None and zero.level < 3:
@@ -211,6 +274,15 @@ def _check_zero(spec: JobSpec) -> list[FieldProblem]:
     if zero.reduce_after is not None and zero.level < 2:
         needed, field = "parallel.zero.level 2 or 3", "parallel.zero.reduce_after"
         problems.append(only_with(field, zero.reduce_after, needed, zero.level))
+    if zero.reduce_after == "micro_batch" and spec.parallel.schedule == "zb-h1":
+        problems.append(
+            FieldProblem(
+                field="parallel.zero.reduce_after",
+                message="is micro_batch, which saves no memory with parallel.schedule = zb-h1: "
+                "gradients of several micro-batches are being summed at a time; allowed: step, or "
+                "the schedules 1f1b, gpipe and interleaved",
+            )
+        )
     return problems
 
 
@@ -224,12 +296,12 @@ def _check_batch(spec: JobSpec) -> list[FieldProblem]:
 
 
 def _check_resources(spec: JobSpec) -> list[FieldProblem]:
-    world = spec.layout.world_size
+    world, product = spec.layout.world_size, degrees_in_words(spec)
     if world > MAX_RANKS:
         return [
             FieldProblem(
                 field="parallel.dp",
-                message=f"is {spec.parallel.dp}, which makes tp x pp x dp = {world} ranks; "
+                message=f"is {spec.parallel.dp}, which makes {product} = {world} ranks; "
                 f"allowed: {MAX_RANKS} ranks in all",
             )
         ]
@@ -240,7 +312,7 @@ def _check_resources(spec: JobSpec) -> list[FieldProblem]:
             FieldProblem(
                 field="resources.workers_per_node",
                 message=f"is {per_node}, which does not divide the world size "
-                f"tp x pp x dp = {world}; allowed: {allowed}",
+                f"{product} = {world}; allowed: {allowed}",
             )
         ]
     needed = world // per_node
@@ -248,7 +320,7 @@ def _check_resources(spec: JobSpec) -> list[FieldProblem]:
         return [
             FieldProblem(
                 field="resources.nodes",
-                message=f"is {spec.resources.nodes}; tp x pp x dp = {world} ranks at "
+                message=f"is {spec.resources.nodes}; {product} = {world} ranks at "
                 f"{per_node} per node need exactly {needed}",
             )
         ]
@@ -276,8 +348,8 @@ def _check_replicas(spec: JobSpec) -> list[FieldProblem]:
 
 
 RULES = (
-    *(_check_heads, _check_kv_heads, _check_mlp, _check_experts, _check_expert_parallel),
-    *(_check_vocabulary, _check_sequence),
+    *(_check_heads, _check_kv_heads, _check_context_heads, _check_mlp, _check_experts),
+    *(_check_expert_parallel, _check_vocabulary, _check_sequence, _check_ring),
     *(_check_stages, _check_schedule, _check_layer_split, _check_recompute),
     *(_check_zero, _check_batch, _check_resources, _check_replicas),
 )

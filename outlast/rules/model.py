@@ -132,24 +132,15 @@ def _check_window(spec: JobSpec) -> list[FieldProblem]:
             return []
         given = list(model.window_pattern)
         return [only_with("model.window_pattern", given, "model.window", "without one")]
-    problems = []
-    if model.window > model.seq_len:
-        problems.append(
-            FieldProblem(
-                field="model.window",
-                message=f"is {model.window}, more than model.seq_len = {model.seq_len}; "
-                f"allowed: 1 to {model.seq_len}, or none",
-            )
+    if "local" in model.window_pattern:
+        return []
+    return [
+        FieldProblem(
+            field="model.window_pattern",
+            message="has no local layer, so model.window does nothing; allowed: patterns "
+            "with at least one local, or no model.window",
         )
-    if "local" not in model.window_pattern:
-        problems.append(
-            FieldProblem(
-                field="model.window_pattern",
-                message="has no local layer, so model.window does nothing; allowed: patterns "
-                "with at least one local, or no model.window",
-            )
-        )
-    return problems
+    ]
 
 
 def _check_options(spec: JobSpec) -> list[FieldProblem]:

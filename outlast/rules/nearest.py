@@ -69,10 +69,11 @@ def _candidates(spec: JobSpec) -> Iterator[ParallelSpec]:
     degrees = closest(divisors(split), parallel.tp, _NUM_TRIED)
     stages = _stages(parallel.pp, spec.model.layers)
     micro_batches = closest(divisors(parallel.micro_batch), parallel.micro_batch, _NUM_TRIED)
-    for tp, pp, micro_batch in product(degrees, stages, micro_batches):
+    contexts = closest(divisors(parallel.cp), parallel.cp, _NUM_TRIED)
+    for tp, cp, pp, micro_batch in product(degrees, contexts, stages, micro_batches):
         near = _neighbours(parallel.dp, spec.data.global_batch // micro_batch)
-        for dp in {world // (tp * pp), *near} - {0}:
-            changes = {"tp": tp, "pp": pp, "dp": dp, "micro_batch": micro_batch}
+        for dp in {world // (tp * cp * pp), *near} - {0}:
+            changes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "micro_batch": micro_batch}
             yield from _variants(parallel, changes)
 
 
@@ -81,16 +82,18 @@ def _variants(parallel: ParallelSpec, degrees: dict[str, int]) -> Iterator[Paral
     yield parallel.model_copy(update=degrees)
     without = {"layer_split": None, **degrees}
     yield parallel.model_copy(update=without)
-    if parallel.schedule == "interleaved" or parallel.virtual_stages > 1:
+    if parallel.schedule in ("interleaved", "zb-h1") or parallel.virtual_stages > 1:
         yield parallel.model_copy(update={**without, "schedule": "1f1b", "virtual_stages": 1})
 
 
 def _distance(wanted: ParallelSpec, found: ParallelSpec) -> float:
     """Doublings between two layouts, the number of ranks counted most."""
-    ranks = doublings(found.tp * found.pp * found.dp, wanted.tp * wanted.pp * wanted.dp)
+    ranks = doublings(
+        found.tp * found.cp * found.pp * found.dp, wanted.tp * wanted.cp * wanted.pp * wanted.dp
+    )
     degrees = sum(
         doublings(getattr(found, name), getattr(wanted, name))
-        for name in ("tp", "pp", "dp", "micro_batch", "virtual_stages")
+        for name in ("tp", "cp", "pp", "dp", "micro_batch", "virtual_stages")
     )
     changes = (found.schedule != wanted.schedule) + (found.layer_split != wanted.layer_split)
     return _COST_OF_WORLD * ranks + degrees + changes
@@ -98,6 +101,8 @@ def _distance(wanted: ParallelSpec, found: ParallelSpec) -> float:
 
 def _in_words(wanted: ParallelSpec, found: ParallelSpec) -> str:
     words = f"tp {found.tp}, pp {found.pp}, dp {found.dp}"
+    if wanted.cp > 1:
+        words += f", cp {found.cp}"
     for name in ("micro_batch", "virtual_stages", "schedule"):
         if getattr(found, name) != getattr(wanted, name):
             words += f", {name} {getattr(found, name)}"

@@ -136,8 +136,8 @@ def box(phase: str) -> Iterator[None]:
     if session is None:
         yield
         return
-    session.box.phase(member(Phase, phase))
+    session.turn_to(member(Phase, phase))
     try:
         yield
     finally:
-        session.box.phase(Phase.STEP)
+        session.turn_to(Phase.STEP)

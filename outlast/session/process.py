@@ -45,6 +45,8 @@ class Session:
     """Those that the script made last."""
     _started_ns: int = field(default_factory=node_time_ns)
     _has_begun: bool = False
+    # What the script says that it is busy with.
+    _phase: Phase = Phase.STEP
     _listens: bool = False
 
     def resumed(self, step: int) -> None:
@@ -57,10 +59,16 @@ class Session:
         """A step is complete."""
         if not self._has_begun:
             self.resumed(record.step - 1)
-        # What it did not name ends here, and begins anew: how long that takes is learned.
-        self.box.phase(Phase.STEP)
+        # What it did not name ends here, and begins anew: how long that takes is learned. What
+        # it did name goes on.
+        self.box.phase(self._phase)
         self.box.completed(record)
         self._started_ns = record.end_ns
+
+    def turn_to(self, phase: Phase) -> None:
+        """The script is busy with that from now on."""
+        self._phase = phase
+        self.box.phase(phase)
 
     @property
     def step_began_ns(self) -> int:

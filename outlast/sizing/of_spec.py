@@ -25,13 +25,14 @@ def plan_input(spec: JobSpec, *, on_gpu: bool = False) -> PlanInput:
         layer_split=parallel.layer_split,
         zero=ZeroFacts(
             # Alone, a rank keeps everything whatever the level says.
-            level=zero.level if parallel.dp > 1 else 0,
+            level=zero.level if spec.layout.dp > 1 else 0,
             reshards_each=(zero.reshard_after or by_default) == "micro_batch",
             reduces_each=(zero.reduce_after or by_default) == "micro_batch",
         ),
         recompute=recompute_modes(spec),
         micro_batch=parallel.micro_batch,
         global_batch=spec.data.global_batch,
+        in_ring=parallel.context == "ring",
         optimizer=spec.optimizer.name,
         sizes=_value_bytes(spec),
         on_gpu=on_gpu,

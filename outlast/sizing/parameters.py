@@ -101,6 +101,8 @@ class PlanInput:
     """Mode of every layer."""
     micro_batch: int
     global_batch: int
+    in_ring: bool = False
+    """Keys and values go round the ranks that divide sequences; else these swap heads."""
     optimizer: str = "adamw"
     sizes: ValueBytes = ValueBytes()
     on_gpu: bool = False
@@ -108,17 +110,25 @@ class PlanInput:
     @property
     def num_micro_batches(self) -> int:
         """Micro-batches that one replica runs per step."""
-        return self.global_batch // (self.layout.dp * self.micro_batch)
+        return self.global_batch // (self.layout.num_replicas * self.micro_batch)
 
     @property
     def tokens(self) -> int:
-        """Tokens in one micro-batch."""
-        return self.micro_batch * self.model.shape.seq_len
+        """Tokens of one micro-batch that a rank computes: of its part of each sequence."""
+        return self.micro_batch * self.model.shape.seq_len // self.layout.cp
 
     @property
     def ranks_of_kv_head(self) -> int:
         """Tensor ranks that share a head of keys and values."""
         return max(1, self.layout.tp // self.model.shape.kv_heads)
+
+    @property
+    def copies_of_kv_head(self) -> int:
+        """Context ranks of a tensor rank that attend with the same head of keys and values."""
+        if self.in_ring:
+            return 1
+        heads = max(1, self.model.shape.kv_heads // self.layout.tp)
+        return max(1, self.layout.cp // heads)
 
     @property
     def stream_values(self) -> int:
@@ -135,6 +145,11 @@ class PlanInput:
             num_chunks=self.virtual_stages,
             given=self.layer_split,
         )
+
+    @property
+    def splits_backward(self) -> bool:
+        """Gradients of weights are put off."""
+        return self.schedule == "zb-h1"
 
     @property
     def splits_tied_table(self) -> bool:

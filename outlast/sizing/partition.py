@@ -54,7 +54,16 @@ def stage_parts(
     given: Sequence[int] | None = None,
 ) -> tuple[ModelPart, ...]:
     """What `stage` holds, one part a chunk."""
-    ranges = _split(num_layers, num_stages * num_chunks, None if given is None else tuple(given))
+    split = None if given is None else tuple(given)
+    return _stage_parts(num_layers, stage, num_stages, num_chunks, split)
+
+
+# A plan asks for every stage, several times, and a search plans thousands of times.
+@lru_cache(maxsize=4096)
+def _stage_parts(
+    num_layers: int, stage: int, num_stages: int, num_chunks: int, given: tuple[int, ...] | None
+) -> tuple[ModelPart, ...]:
+    ranges = _split(num_layers, num_stages * num_chunks, given)
     positions = [chunk * num_stages + stage for chunk in range(num_chunks)]
     return tuple(
         ModelPart(
@@ -68,5 +77,4 @@ def stage_parts(
 
 @lru_cache(maxsize=256)
 def _split(num_layers: int, num_parts: int, given: tuple[int, ...] | None) -> tuple[range, ...]:
-    # A plan asks for every stage, several times.
     return split_layers(num_layers, num_parts, given)

@@ -100,6 +100,14 @@ class DataSpec(Section):
         description="Tokens at a URL: so much of what was read is kept on each node's disk, in "
         "its data folder; what was not read for longest makes room.",
     )
+    check_ids: Literal["whole", "sampled"] = Field(
+        "whole",
+        description="Of tokens without a manifest. whole: every id is known to be of the "
+        "vocabulary before anything starts; up to 1 GiB of all sources together, 64 MiB of those "
+        "at URLs, they are read then, and `outlast data describe` reads more of them once. "
+        "sampled: of more of them only samples are read, and an id beyond the vocabulary that they "
+        "miss ends the job when it is read.",
+    )
     max_bytes: int | None = Field(
         None,
         ge=2**12,

@@ -47,7 +47,7 @@ RecomputeMode = Literal["none", "selective", "full"]
 
 
 class ParallelSpec(Section):
-    """How the model is split over ranks; the world size is tp x pp x dp."""
+    """How the model is split over ranks; the world size is tp x cp x pp x dp."""
 
     tp: int = Field(1, ge=1, description="Tensor-parallel degree.")
     pp: int = Field(1, ge=1, description="Pipeline stages.")
@@ -61,7 +61,19 @@ class ParallelSpec(Section):
         1,
         ge=1,
         description="Replicas that divide the experts of a layer among them, instead of each "
-        "having all; divides dp and model.moe.num_experts.",
+        "having all; divides dp x cp and model.moe.num_experts.",
+    )
+    cp: int = Field(
+        1,
+        ge=1,
+        description="Context-parallel degree: ranks of a replica that each have a part of every "
+        "sequence.",
+    )
+    context: Literal["all_to_all", "ring"] = Field(
+        "all_to_all",
+        description="How attention gets at other parts of a sequence, with cp > 1. all_to_all: "
+        "ranks swap, and each has some heads of the whole sequence; tp x cp divides model.heads. "
+        "ring: keys and values go from rank to rank beside the products; any number of heads.",
     )
     sequence_parallel: bool = Field(
         True, description="Shard norms, dropout and residuals over the sequence when tp > 1."
@@ -86,8 +98,10 @@ class ParallelSpec(Section):
         "attention core. full: the whole block. A list says it for every layer.",
     )
     micro_batch: int = Field(1, ge=1, description="Sequences in one micro-batch.")
-    schedule: Literal["gpipe", "1f1b", "interleaved"] = Field(
-        "1f1b", description="Pipeline schedule."
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1"] = Field(
+        "1f1b",
+        description="Pipeline schedule. zb-h1: 1F1B that computes gradients of weights when "
+        "nobody waits for the stage.",
     )
     extra_warmup: int = Field(
         0,
@@ -263,7 +277,14 @@ class JobSpec(Section):
     @property
     def layout(self) -> Layout:
         parallel = self.parallel
-        return Layout(tp=parallel.tp, pp=parallel.pp, dp=parallel.dp, ep=parallel.ep)
+        return Layout(
+            tp=parallel.tp,
+            pp=parallel.pp,
+            # Ranks that divide sequences hold the same parameters, as replicas do.
+            dp=parallel.dp * parallel.cp,
+            ep=parallel.ep,
+            cp=parallel.cp,
+        )
 
     @property
     def workers_per_node(self) -> int:

@@ -178,13 +178,16 @@ def _replicas_on(spec: JobSpec, nodes: int) -> tuple[int, list[FieldProblem]]:
             message="is required when resources.nodes is given without parallel.dp",
         )
         return 0, [problem]
-    ranks, per_replica = nodes * per_node, spec.parallel.tp * spec.parallel.pp
+    tp, cp, pp = spec.parallel.tp, spec.parallel.cp, spec.parallel.pp
+    ranks, per_replica = nodes * per_node, tp * cp * pp
+    product = "tp x pp" if cp == 1 else "tp x cp x pp"
     if ranks % per_replica:
+        near = " or ".join(map(str, multiples_beside(ranks, per_replica)))
         problem = FieldProblem(
             field="resources.nodes",
             message=f"is {shown(nodes)}; at {per_node} workers per node that is {shown(ranks)} "
-            f"ranks, which replicas of tp x pp = {shown(per_replica)} ranks do not fill; allowed: "
-            f"ranks in {{{' or '.join(map(str, multiples_beside(ranks, per_replica)))}, ...}}",
+            f"ranks, which replicas of {product} = {shown(per_replica)} ranks do not fill; "
+            f"allowed: ranks in {{{near}, ...}}",
         )
         return 0, [problem]
     return ranks // per_replica, []

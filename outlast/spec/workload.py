@@ -68,8 +68,8 @@ class ResourcesSpec(Section):
         BLACK_BOX_RECORDS,
         ge=256,
         le=MOST_BLACK_BOX_RECORDS,
-        description="Operations, and as many passes and phases, that each rank keeps for traces, "
-        "heat maps and timelines: 104 bytes of the node's disk for each.",
+        description="Operations, and as many passes and phases, that each rank keeps for traces "
+        "and timelines: 104 bytes of the node's disk for each.",
     )
 
 

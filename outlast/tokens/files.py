@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from outlast.tokens.id_range import ENDING, MOST_BYTES
 from outlast.tokens.index import read_index
 from outlast.tokens.manifest import read_manifest
 from outlast.tokens.remote_file import OpenRemote, is_remote
@@ -46,11 +47,21 @@ def open_source(name: str, open_remote: OpenRemote | None = None) -> TokenSource
                 name, manifest, lambda split: _of_pair(path / split), remedy="prepare it again"
             )
         if path.suffix == ".npy":
-            return alone(name, _of_array(path))
+            return _alone(name, _of_array(path))
         stem = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
-        return alone(name, _of_pair(stem))
+        return _alone(name, _of_pair(stem))
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror or error}") from error
+
+
+def _alone(name: str, file: TokenFile) -> TokenSource:
+    try:
+        with Path(file.name + ENDING).open("rb") as opened:
+            note = opened.read(MOST_BYTES)
+    except OSError:
+        # A note that cannot be read is none.
+        return alone(name, file, None)
+    return alone(name, file, note)
 
 
 def _of_pair(stem: Path) -> TokenFile:

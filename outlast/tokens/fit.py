@@ -6,7 +6,7 @@ Submission and a node's preflight both look here, so that both say the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from outlast.sources import Source, survey
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
     from outlast.tokens.files import TokenFile, TokenSource
+    from outlast.tokens.id_range import IdRange
     from outlast.tokens.packing import Packing
     from outlast.tokens.remote_file import OpenRemote
 
@@ -109,8 +110,9 @@ def _look_at_tokens(
     num_sources = len(spec.data.weights)
     sources, validation = tuple(found[:num_sources]), tuple(found[num_sources:])
     files = []
+    are_read = _read_whole(found)
     for (name, _), source in zip(named, found, strict=True):
-        problems += [*_vocabulary(spec, name, source), *_documents(spec, name, source)]
+        problems += [*_vocabulary(spec, name, source, are_read), *_documents(spec, name, source)]
         problems += _prompts(spec, name, source)
         files.append((name, source.train))
         if name == "data.tokens" and source.validation is not None and not validation:
@@ -161,21 +163,53 @@ def _open(
         return None
 
 
-def _vocabulary(spec: JobSpec, field: str, source: TokenSource) -> list[FieldProblem]:
-    size, needed = spec.model.vocab_size, source.vocab_size
-    what = f"the tokenizer of {field} = {source.name} has"
-    if needed is None:
-        files = [source.train, *filter(None, [source.validation])]
-        ranges = [file.range_sampled() for file in files]
-        if (smallest := min(first for first, _ in ranges)) < 0:
-            message = f"is {shown(source.name)}, which has the id {smallest}; allowed: 0 or more"
-            return [FieldProblem(field=field, message=message)]
-        needed = 1 + max(last for _, last in ranges)
-        what = f"ids in {field} = {source.name} are of"
+def _read_whole(sources: Iterable[TokenSource]) -> frozenset[str]:
+    """Files of which nobody has noted the ids, and that are read before a start."""
+    from outlast.tokens.whole import read_whole
+
+    return read_whole(each.train for each in sources if each.vocab_size is None and not each.ids)
+
+
+def _vocabulary(
+    spec: JobSpec, field: str, source: TokenSource, are_read: Collection[str]
+) -> list[FieldProblem]:
+    if source.vocab_size is not None:
+        what = f"the tokenizer of {field} = {source.name} has"
+        return _vocabulary_of(spec, what, source.vocab_size)
+    if (ids := _ids(spec, source, are_read)) is None:
+        message = (
+            f"is {shown(source.name)}, {source.train.nbytes / 2**30:.1f} GiB of ids that nobody "
+            f"has read; give `outlast data describe {source.name}` once, which notes their range "
+            "beside them, or data.check_ids: sampled"
+        )
+        return [FieldProblem(field=field, message=message)]
+    if ids.smallest < 0:
+        message = f"is {shown(source.name)}, which has the id {ids.smallest}; allowed: 0 or more"
+        return [FieldProblem(field=field, message=message)]
+    first = ""
+    if ids.largest_at is not None:
+        first = f" ({ids.largest} is token {ids.largest_at}, counted from 0)"
+    what = f"ids in {field} = {source.name}{first} are of"
+    return _vocabulary_of(spec, what, 1 + ids.largest)
+
+
+def _vocabulary_of(spec: JobSpec, what: str, needed: int) -> list[FieldProblem]:
+    size = spec.model.vocab_size
     if needed <= size:
         return []
     message = f"is {size}; {what} a vocabulary of {needed}; allowed: {needed} or more"
     return [FieldProblem(field="model.vocab_size", message=message)]
+
+
+def _ids(spec: JobSpec, source: TokenSource, are_read: Collection[str]) -> IdRange | None:
+    """The range of ids of a file without a manifest; None where it would take long to find."""
+    from outlast.tokens.whole import range_of, range_of_samples
+
+    if source.ids is not None:
+        return source.ids
+    if source.train.name in are_read:
+        return range_of(source.train)
+    return range_of_samples(source.train) if spec.data.check_ids == "sampled" else None
 
 
 def _documents(spec: JobSpec, field: str, source: TokenSource) -> list[FieldProblem]:
@@ -242,9 +276,17 @@ def _more(number: int) -> str:
 
 
 def _tokenizers(found: list[TokenSource]) -> list[FieldProblem]:
-    by_tokenizer = {source.tokenizer: source.name for source in found if source.tokenizer}
-    if len(by_tokenizer) < 2:
+    named = [source for source in found if source.tokenizer]
+    others = [source for source in named[1:] if not _is_same_tokenizer(named[0], source)]
+    if not others:
         return []
-    words = ", ".join(f"{name} of {tokenizer}" for tokenizer, name in by_tokenizer.items())
+    words = ", ".join(f"{each.name} of {each.tokenizer}" for each in (named[0], *others))
     message = f"has ids of different tokenizers: {words}; prepare all of it with one"
     return [FieldProblem(field="data.tokens", message=message)]
+
+
+def _is_same_tokenizer(one: TokenSource, other: TokenSource) -> bool:
+    """By its files, wherever they lie; by its name where they are not known."""
+    if one.tokenizer_digest and other.tokenizer_digest:
+        return one.tokenizer_digest == other.tokenizer_digest
+    return one.tokenizer == other.tokenizer

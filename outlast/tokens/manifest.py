@@ -36,6 +36,9 @@ class Manifest:
     digest: str
     """Of all splits together."""
     splits: dict[str, Split]
+    tokenizer_digest: str = ""
+    """Of its files, which may lie at another place elsewhere; empty where it has none, or of a
+    folder from before it was noted."""
     has_prompts: bool = False
     """Whether the first sequence of each document is a prompt, which is not predicted."""
 

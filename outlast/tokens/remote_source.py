@@ -9,6 +9,7 @@ import io
 
 import numpy as np
 
+from outlast.tokens.id_range import ENDING, MOST_BYTES
 from outlast.tokens.index import HEADER_BYTES, IndexHeader, parse_header
 from outlast.tokens.manifest import NAME, parse_manifest
 from outlast.tokens.remote_file import OpenRemote, RemoteFile
@@ -36,7 +37,7 @@ def open_remote_source(name: str, open_remote: OpenRemote) -> TokenSource:
     """
     url = name.rstrip("/")
     if url.endswith(".npy"):
-        return alone(name, _array(url, open_remote))
+        return _alone(name, _array(url, open_remote), open_remote)
     stem = url.removesuffix(".bin").removesuffix(".idx")
     if stem == url and (manifest := open_remote(f"{url}/{NAME}")) is not None:
         said = parse_manifest(manifest.read(0, min(manifest.size_bytes, _MAX_MANIFEST_BYTES)))
@@ -46,7 +47,18 @@ def open_remote_source(name: str, open_remote: OpenRemote) -> TokenSource:
             lambda split: _pair(f"{url}/{split}", open_remote),
             remedy="copy all of it again",
         )
-    return alone(name, _pair(stem, open_remote))
+    return _alone(name, _pair(stem, open_remote), open_remote)
+
+
+def _alone(name: str, file: TokenFile, open_remote: OpenRemote) -> TokenSource:
+    try:
+        note = open_remote(f"{file.name}{ENDING}")
+    except ValueError:
+        # Some stores forbid to look for what is not there.
+        note = None
+    if note is None:
+        return alone(name, file, None)
+    return alone(name, file, note.read_ranges([(0, min(note.size_bytes, MOST_BYTES))])[0])
 
 
 def _pair(stem: str, open_remote: OpenRemote) -> TokenFile:

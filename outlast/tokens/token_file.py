@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outlast.tokens.id_range import IdRange, parse_note
 from outlast.tokens.index import Index, read_index
 from outlast.tokens.manifest import NAME, Manifest
 from outlast.tokens.packing import Packing
@@ -65,17 +66,17 @@ class TokenFile:
         """Of one stream of all documents. The last token of a sequence needs a successor."""
         return max(0, (self.num_tokens - 1) // seq_len)
 
+    @property
+    def nbytes(self) -> int:
+        """Of the tokens."""
+        return self.num_tokens * np.dtype(self.token_type).itemsize
+
     def sampled(self) -> list[NDArray[Any]]:
         """Samples from all over the file."""
         tokens, parts = self.tokens(), list(_samples(self.num_tokens))
         if isinstance(tokens, RemoteTokens):
             return tokens.ranges_of(parts)
         return [tokens[part] for part in parts]
-
-    def range_sampled(self) -> tuple[int, int]:
-        """The smallest and the largest id of samples from all over the file."""
-        parts = self.sampled()
-        return min(int(part.min()) for part in parts), max(int(part.max()) for part in parts)
 
     def digest_sampled(self) -> str:
         """Tells the file from others, by samples from all over it."""
@@ -96,17 +97,23 @@ class TokenSource:
     """That of the tokenizer; None where nothing says it."""
     tokenizer: str | None
     digest: str
+    tokenizer_digest: str = ""
+    """Of the tokenizer's files, where they are known."""
+    ids: IdRange | None = None
+    """As `outlast data describe` has noted it; None where it has not, or of another file."""
 
 
-def alone(name: str, file: TokenFile) -> TokenSource:
-    """A source of one file, of which nothing more is known."""
+def alone(name: str, file: TokenFile, note: bytes | None) -> TokenSource:
+    """A source of one file without a manifest; `note` is what is beside it about its ids."""
+    digest = file.digest_sampled()
     return TokenSource(
         name=name,
         train=file,
         validation=None,
         vocab_size=None,
         tokenizer=None,
-        digest=file.digest_sampled(),
+        digest=digest,
+        ids=None if note is None else parse_note(note, digest),
     )
 
 
@@ -131,6 +138,7 @@ def prepared(
         vocab_size=manifest.vocab_size,
         tokenizer=manifest.tokenizer,
         digest=manifest.digest,
+        tokenizer_digest=manifest.tokenizer_digest,
     )
 
 

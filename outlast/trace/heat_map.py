@@ -10,15 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from outlast.layout import Layout
-from outlast.trace.heat import Measure, measured
-from outlast.trace.ranks import TracedRank
+from outlast.trace.heat import Alike, Measure, Order
 
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
@@ -36,23 +34,6 @@ _LEAST_S = 0.001
 _ABOVE_NOTHING = 2.0
 _MOST_RATIO = 100.0
 _NUMBER = re.compile(r"(\d+)")
-
-
-class Order(StrEnum):
-    """Of the rows."""
-
-    RANK = "rank"
-    NODE = "node"
-    POSITION = "position"
-    """By replica, then stage, then tensor shard: who works on the same batch is side by side."""
-
-
-class Alike(StrEnum):
-    """What equal peers have in common, besides the job."""
-
-    STAGE = "stage"
-    EXPERTS = "experts"
-    """They hold the same experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +72,6 @@ class HeatMap:
     # Most ranks have done the same steps: those are kept once.
     _steps: dict[int, bytes] = field(init=False, default_factory=dict)
     _known: dict[bytes, Steps] = field(init=False, default_factory=dict)
-
-    def add(self, rank: TracedRank) -> None:
-        """One more rank, of which no more is kept than is shown."""
-        found = measured(rank, self.measure, self.most_steps)
-        self.put(rank.rank, rank.node, [*found], [*found.values()])
 
     def put(self, rank: int, node: str, steps: Sequence[int], seconds: Sequence[float]) -> None:
         """One more rank, with what its steps took by the measure."""

@@ -176,6 +176,8 @@ def _first_member(group: str, rank: int, at: Coordinate, layout: Layout) -> int 
             return rank - at.dp * layout.tp
         case "pp" | "embedding":
             return rank % (layout.tp * layout.dp)
+        case "cp":
+            return rank - at.dp % layout.cp * layout.tp
         case "ep":
             return rank - at.dp % layout.ep * layout.tp
         case "expert_dp":

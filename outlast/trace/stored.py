@@ -22,6 +22,7 @@ class StoredRanks(Sequence[TracedRank]):
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
+        self._sizes: set[int] = set()
         self._file = TemporaryFile(prefix="outlast-trace-")  # noqa: SIM115  # closed by __exit__
         # Where each rank lies, and how many bytes it has.
         self._places: dict[int, tuple[int, int]] = {}
@@ -49,6 +50,12 @@ class StoredRanks(Sequence[TracedRank]):
             insort(self._ranks, found.rank)
         self._places[found.rank] = (place, len(packed))
         self._latest_ns = max(self._latest_ns, latest_ns(found))
+        self._sizes.add(found.times.world_size)
+
+    @property
+    def layout(self) -> Layout:
+        """With as many replicas as the ranks say that there were, where they all say the same."""
+        return self._layout.of_world(*self._sizes) if len(self._sizes) == 1 else self._layout
 
     def align(self, ahead: Mapping[str, int]) -> None:
         """From now on all have the clock of the first rank's node: see `clocks.ahead_ns`."""
@@ -74,7 +81,7 @@ class StoredRanks(Sequence[TracedRank]):
         place, size = self._places[rank]
         self._file.seek(place)
         found = ReadTimesResponse.FromString(zlib.decompress(self._file.read(size)))
-        ranks = [traced_rank(found, self._layout, self._latest_ns)]
+        ranks = [traced_rank(found, self.layout, self._latest_ns)]
         if self._ahead:
             ranks = aligned(ranks, self._ahead)
         return (cut(ranks, *self._steps) if self._steps else ranks)[0]

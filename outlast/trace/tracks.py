@@ -46,6 +46,8 @@ class Mark:
     name: str
     at_ns: int
     facts: Mapping[str, str]
+    step: int | None = None
+    """Of a checkpoint that was committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,7 @@ class Overview:
         self.messages = Messages(layout)
         self._flows = _Flows()
         self._first_ns: int | None = None
+        self._last_ns = 0
         self._places: list[tuple[tuple[int, int, int, int], int]] = []
         for index, rank in enumerate(ranks):
             self._places.append((_place(rank), index))
@@ -109,6 +112,13 @@ class Overview:
         """When the first thing that is shown began; 0 where there is none."""
         return self._first_ns or 0
 
+    def shows(self, mark: Mark) -> bool:
+        """Whether a mark belongs to what is shown: what came before it does not, nor what storage
+        had long after it of other steps."""
+        if mark.at_ns < self.first_ns:
+            return False
+        return mark.step is None or mark.step in self.steps or mark.at_ns <= self._last_ns
+
     def order(self) -> list[int]:
         """Indexes of the ranks in the order of the layout."""
         return [index for _, index in self._places]
@@ -118,8 +128,10 @@ class Overview:
         return self._flows.of(key, span, rank)
 
     def _add(self, rank: TracedRank) -> None:
-        starts = [span.start_ns for span in (*rank.operations, *rank.steps, *rank.spans)]
+        shown = (*rank.operations, *rank.steps, *rank.spans)
+        starts = [span.start_ns for span in shown]
         starts += [] if self._first_ns is None else [self._first_ns]
+        self._last_ns = max(self._last_ns, *(span.end_ns for span in shown), 0)
         self._first_ns = min(starts, default=None)
         self.steps |= {step.step for step in rank.steps}
         for step, at_ns in _copied(rank):

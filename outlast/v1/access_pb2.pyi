@@ -52,20 +52,24 @@ class ReadAuditRequest(google.protobuf.message.Message):
     MOST_FIELD_NUMBER: builtins.int
     SINCE_S_FIELD_NUMBER: builtins.int
     CALLER_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
     most: builtins.int
     """At most so many, 1,000 when 0; up to 10,000."""
     since_s: builtins.float
     """Only calls at or after this time, in seconds since 1970."""
     caller: builtins.str
     """Only those of this caller, when it is not empty."""
+    after: builtins.str
+    """Those before the page whose answer had this as `next`: older ones."""
     def __init__(
         self,
         *,
         most: builtins.int = ...,
         since_s: builtins.float = ...,
         caller: builtins.str = ...,
+        after: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["caller", b"caller", "most", b"most", "since_s", b"since_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "caller", b"caller", "most", b"most", "since_s", b"since_s"]) -> None: ...
 
 global___ReadAuditRequest = ReadAuditRequest
 
@@ -74,6 +78,9 @@ class ReadAuditResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ENTRIES_FIELD_NUMBER: builtins.int
+    NEXT_FIELD_NUMBER: builtins.int
+    next: builtins.str
+    """What to give as `after` for older ones; empty when there are none."""
     @property
     def entries(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AuditEntry]:
         """Newest first."""
@@ -82,8 +89,9 @@ class ReadAuditResponse(google.protobuf.message.Message):
         self,
         *,
         entries: collections.abc.Iterable[global___AuditEntry] | None = ...,
+        next: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["entries", b"entries"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["entries", b"entries", "next", b"next"]) -> None: ...
 
 global___ReadAuditResponse = ReadAuditResponse
 

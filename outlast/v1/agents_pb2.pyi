@@ -290,6 +290,7 @@ class Heartbeat(google.protobuf.message.Message):
     RANKS_FIELD_NUMBER: builtins.int
     CLOCK_SENT_NS_FIELD_NUMBER: builtins.int
     CLOCK_FIELD_NUMBER: builtins.int
+    LINKS_FIELD_NUMBER: builtins.int
     seq: builtins.int
     at_s: builtins.float
     clock_sent_ns: builtins.int
@@ -300,6 +301,10 @@ class Heartbeat(google.protobuf.message.Message):
     def clock(self) -> global___ClockRoundTrip:
         """The last round trip that has ended, once."""
 
+    @property
+    def links(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outlast.v1.common_pb2.LinkWindow]:
+        """What its links carried last; none while no rank runs."""
+
     def __init__(
         self,
         *,
@@ -308,9 +313,10 @@ class Heartbeat(google.protobuf.message.Message):
         ranks: collections.abc.Iterable[global___RankSummary] | None = ...,
         clock_sent_ns: builtins.int = ...,
         clock: global___ClockRoundTrip | None = ...,
+        links: collections.abc.Iterable[outlast.v1.common_pb2.LinkWindow] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["clock", b"clock"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "clock", b"clock", "clock_sent_ns", b"clock_sent_ns", "ranks", b"ranks", "seq", b"seq"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_s", b"at_s", "clock", b"clock", "clock_sent_ns", b"clock_sent_ns", "links", b"links", "ranks", b"ranks", "seq", b"seq"]) -> None: ...
 
 global___Heartbeat = Heartbeat
 
@@ -1185,6 +1191,7 @@ class LogQuery(google.protobuf.message.Message):
     SINCE_S_FIELD_NUMBER: builtins.int
     GREP_FIELD_NUMBER: builtins.int
     ALL_ATTEMPTS_FIELD_NUMBER: builtins.int
+    NUM_RANKS_FIELD_NUMBER: builtins.int
     query_id: builtins.str
     job_id: builtins.str
     rank: builtins.int
@@ -1211,11 +1218,15 @@ class LogQuery(google.protobuf.message.Message):
     first_step: builtins.int
     last_step: builtins.int
     since_s: builtins.float
-    """Only what was written from this time on, to within a few seconds; 0: whenever."""
+    """Only what was written from this time on, to within a few seconds; 0: whenever. With `times`: as
+    of ReadTimesRequest.
+    """
     grep: builtins.str
     """Only lines that match this regular expression, of Rust's regex crate; empty: all."""
     all_attempts: builtins.bool
     """Every attempt that is kept, the oldest first; `attempt` is 0."""
+    num_ranks: builtins.int
+    """With `times`: so many ranks from `rank` on; one when 0."""
     @property
     def recording(self) -> global___Recording:
         """Instead of its output, where the rank is in the next seconds: a RankProfile in the data of one
@@ -1244,9 +1255,10 @@ class LogQuery(google.protobuf.message.Message):
         since_s: builtins.float = ...,
         grep: builtins.str = ...,
         all_attempts: builtins.bool = ...,
+        num_ranks: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank", "recording", b"recording"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "all_attempts", b"all_attempts", "attempt", b"attempt", "cancel", b"cancel", "first_step", b"first_step", "follow", b"follow", "grep", b"grep", "job_id", b"job_id", "last_step", b"last_step", "measure", b"measure", "most_steps", b"most_steps", "native", b"native", "query_id", b"query_id", "rank", b"rank", "recording", b"recording", "since_s", b"since_s", "stacks", b"stacks", "tail_bytes", b"tail_bytes", "times", b"times", "timestamps", b"timestamps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "all_attempts", b"all_attempts", "attempt", b"attempt", "cancel", b"cancel", "first_step", b"first_step", "follow", b"follow", "grep", b"grep", "job_id", b"job_id", "last_step", b"last_step", "measure", b"measure", "most_steps", b"most_steps", "native", b"native", "num_ranks", b"num_ranks", "query_id", b"query_id", "rank", b"rank", "recording", b"recording", "since_s", b"since_s", "stacks", b"stacks", "tail_bytes", b"tail_bytes", "times", b"times", "timestamps", b"timestamps"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
 
 global___LogQuery = LogQuery

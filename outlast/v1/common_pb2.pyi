@@ -36,6 +36,77 @@ class TimelineEntry(google.protobuf.message.Message):
 global___TimelineEntry = TimelineEntry
 
 @typing.final
+class LinkRates(google.protobuf.message.Message):
+    """Bytes per second in one direction, of the samples of a window."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEAST_FIELD_NUMBER: builtins.int
+    MEAN_FIELD_NUMBER: builtins.int
+    MOST_FIELD_NUMBER: builtins.int
+    least: builtins.float
+    mean: builtins.float
+    most: builtins.float
+    def __init__(
+        self,
+        *,
+        least: builtins.float = ...,
+        mean: builtins.float = ...,
+        most: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["least", b"least", "mean", b"mean", "most", b"most"]) -> None: ...
+
+global___LinkRates = LinkRates
+
+@typing.final
+class LinkWindow(google.protobuf.message.Message):
+    """What a network device or an RDMA port of a node carried for some seconds."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LINK_FIELD_NUMBER: builtins.int
+    IS_RDMA_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: builtins.int
+    RECEIVED_FIELD_NUMBER: builtins.int
+    SENT_FIELD_NUMBER: builtins.int
+    LONGEST_SILENCE_S_FIELD_NUMBER: builtins.int
+    PERIOD_S_FIELD_NUMBER: builtins.int
+    FINDING_FIELD_NUMBER: builtins.int
+    link: builtins.str
+    is_rdma: builtins.bool
+    seconds: builtins.float
+    num_samples: builtins.int
+    longest_silence_s: builtins.float
+    """Up to its end or within it, also if it began before: less than 1 MB/s, in steps of 50 ms."""
+    period_s: builtins.float
+    """After which its traffic comes again; absent where it has no rhythm, or none yet."""
+    finding: builtins.str
+    """What is wrong with it now, in words; empty for nothing."""
+    @property
+    def received(self) -> global___LinkRates: ...
+    @property
+    def sent(self) -> global___LinkRates: ...
+    def __init__(
+        self,
+        *,
+        link: builtins.str = ...,
+        is_rdma: builtins.bool = ...,
+        seconds: builtins.float = ...,
+        num_samples: builtins.int = ...,
+        received: global___LinkRates | None = ...,
+        sent: global___LinkRates | None = ...,
+        longest_silence_s: builtins.float = ...,
+        period_s: builtins.float | None = ...,
+        finding: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_period_s", b"_period_s", "period_s", b"period_s", "received", b"received", "sent", b"sent"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_period_s", b"_period_s", "finding", b"finding", "is_rdma", b"is_rdma", "link", b"link", "longest_silence_s", b"longest_silence_s", "num_samples", b"num_samples", "period_s", b"period_s", "received", b"received", "seconds", b"seconds", "sent", b"sent"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_period_s", b"_period_s"]) -> typing.Literal["period_s"] | None: ...
+
+global___LinkWindow = LinkWindow
+
+@typing.final
 class StepSplit(google.protobuf.message.Message):
     """Where the time of a step goes, in seconds. Passes and the optimizer are a rank's own work,
     without what it waited for others; communication is what it stood still for.

@@ -79,6 +79,7 @@ class Job(google.protobuf.message.Message):
     HARDWARE_FLOPS_PER_S_FIELD_NUMBER: builtins.int
     PERPLEXITY_FIELD_NUMBER: builtins.int
     EPOCHS_FIELD_NUMBER: builtins.int
+    TIME_LEFT_S_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     name: builtins.str
     state: builtins.str
@@ -111,8 +112,8 @@ class Job(google.protobuf.message.Message):
     """
     full_model_flops_per_s: builtins.float
     peak_flops_per_s: builtins.float
-    """What all devices of the job could do together, by the data sheet of `device`; zero and
-    empty where it is not known.
+    """What all devices of the job could do together, by the data sheet of `device`, or, where that is
+    "matmul check", as that has measured it on the job's nodes; zero and empty where it is not known.
     """
     device: builtins.str
     ranks: builtins.int
@@ -146,6 +147,10 @@ class Job(google.protobuf.message.Message):
     epochs: builtins.float
     """Passes over the data of training so far, all sources together; absent for a script, and
     while it is not known how many samples there are.
+    """
+    time_left_s: builtins.float
+    """Seconds until its last step, at the pace of the last steps of this attempt; absent unless it is
+    RUNNING with steps to do, for a script, and before its first step.
     """
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
@@ -227,9 +232,10 @@ class Job(google.protobuf.message.Message):
         hardware_flops_per_s: builtins.float = ...,
         perplexity: builtins.float | None = ...,
         epochs: builtins.float | None = ...,
+        time_left_s: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_committed_s", b"_committed_s", "_committed_step", b"_committed_step", "_epochs", b"_epochs", "_exit_code", b"_exit_code", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_perplexity", b"_perplexity", "_step_use", b"_step_use", "committed_s", b"committed_s", "committed_step", b"committed_step", "epochs", b"epochs", "exit_code", b"exit_code", "finished_s", b"finished_s", "grad_norm", b"grad_norm", "learning_rate", b"learning_rate", "loss", b"loss", "perplexity", b"perplexity", "spec", b"spec", "step_use", b"step_use"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_committed_s", b"_committed_s", "_committed_step", b"_committed_step", "_epochs", b"_epochs", "_exit_code", b"_exit_code", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_perplexity", b"_perplexity", "_step_use", b"_step_use", "attempt", b"attempt", "checkpoint_url", b"checkpoint_url", "chosen_starts", b"chosen_starts", "committed_s", b"committed_s", "committed_step", b"committed_step", "data_left_out", b"data_left_out", "device", b"device", "environment", b"environment", "environment_changes", b"environment_changes", "epochs", b"epochs", "error", b"error", "ettr", b"ettr", "ettr_last_hour", b"ettr_last_hour", "exit_code", b"exit_code", "finished_s", b"finished_s", "full_model_flops_per_s", b"full_model_flops_per_s", "grad_norm", b"grad_norm", "hardware_flops_per_s", b"hardware_flops_per_s", "job_id", b"job_id", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_per_s", b"model_flops_per_s", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "owner", b"owner", "peak_flops_per_s", b"peak_flops_per_s", "perplexity", b"perplexity", "priority", b"priority", "queue_position", b"queue_position", "ranks", b"ranks", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "seconds", b"seconds", "skipped", b"skipped", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "step_use", b"step_use", "submitted_s", b"submitted_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps", "yields", b"yields"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_committed_s", b"_committed_s", "_committed_step", b"_committed_step", "_epochs", b"_epochs", "_exit_code", b"_exit_code", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_perplexity", b"_perplexity", "_step_use", b"_step_use", "_time_left_s", b"_time_left_s", "committed_s", b"committed_s", "committed_step", b"committed_step", "epochs", b"epochs", "exit_code", b"exit_code", "finished_s", b"finished_s", "grad_norm", b"grad_norm", "learning_rate", b"learning_rate", "loss", b"loss", "perplexity", b"perplexity", "spec", b"spec", "step_use", b"step_use", "time_left_s", b"time_left_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_committed_s", b"_committed_s", "_committed_step", b"_committed_step", "_epochs", b"_epochs", "_exit_code", b"_exit_code", "_finished_s", b"_finished_s", "_grad_norm", b"_grad_norm", "_learning_rate", b"_learning_rate", "_loss", b"_loss", "_perplexity", b"_perplexity", "_step_use", b"_step_use", "_time_left_s", b"_time_left_s", "attempt", b"attempt", "checkpoint_url", b"checkpoint_url", "chosen_starts", b"chosen_starts", "committed_s", b"committed_s", "committed_step", b"committed_step", "data_left_out", b"data_left_out", "device", b"device", "environment", b"environment", "environment_changes", b"environment_changes", "epochs", b"epochs", "error", b"error", "ettr", b"ettr", "ettr_last_hour", b"ettr_last_hour", "exit_code", b"exit_code", "finished_s", b"finished_s", "full_model_flops_per_s", b"full_model_flops_per_s", "grad_norm", b"grad_norm", "hardware_flops_per_s", b"hardware_flops_per_s", "job_id", b"job_id", "learning_rate", b"learning_rate", "loss", b"loss", "model_flops_per_s", b"model_flops_per_s", "name", b"name", "nodes", b"nodes", "open_incident", b"open_incident", "owner", b"owner", "peak_flops_per_s", b"peak_flops_per_s", "perplexity", b"perplexity", "priority", b"priority", "queue_position", b"queue_position", "ranks", b"ranks", "reason", b"reason", "restarts", b"restarts", "retry_left", b"retry_left", "seconds", b"seconds", "skipped", b"skipped", "spec", b"spec", "state", b"state", "state_since_s", b"state_since_s", "step", b"step", "step_use", b"step_use", "submitted_s", b"submitted_s", "time_left_s", b"time_left_s", "tokens_per_s", b"tokens_per_s", "total_steps", b"total_steps", "yields", b"yields"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_committed_s", b"_committed_s"]) -> typing.Literal["committed_s"] | None: ...
     @typing.overload
@@ -250,6 +256,8 @@ class Job(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_perplexity", b"_perplexity"]) -> typing.Literal["perplexity"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_step_use", b"_step_use"]) -> typing.Literal["step_use"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_time_left_s", b"_time_left_s"]) -> typing.Literal["time_left_s"] | None: ...
 
 global___Job = Job
 
@@ -641,16 +649,26 @@ class GetHistoryRequest(google.protobuf.message.Message):
 
     JOB_ID_FIELD_NUMBER: builtins.int
     MOST_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
+    ONLY_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     most: builtins.int
-    """So many of the newest states, and of the newest checkpoints; 0: 1,000."""
+    """So many of the newest states, and of the newest checkpoints; 0: 1,000; up to 10,000."""
+    after: builtins.str
+    """Those before the page whose answer had this as `next`: older ones. Checkpoints count as older
+    that are of earlier steps.
+    """
+    only: builtins.str
+    """`states` or `checkpoints`: only those; both when it is empty."""
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         most: builtins.int = ...,
+        after: builtins.str = ...,
+        only: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "most", b"most"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "job_id", b"job_id", "most", b"most", "only", b"only"]) -> None: ...
 
 global___GetHistoryRequest = GetHistoryRequest
 
@@ -664,6 +682,9 @@ class GetHistoryResponse(google.protobuf.message.Message):
 
     STATES_FIELD_NUMBER: builtins.int
     CHECKPOINTS_FIELD_NUMBER: builtins.int
+    NEXT_FIELD_NUMBER: builtins.int
+    next: builtins.str
+    """What to give as `after`, with the same `only`, for older ones; empty when there are none."""
     @property
     def states(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobSpan]: ...
     @property
@@ -673,8 +694,9 @@ class GetHistoryResponse(google.protobuf.message.Message):
         *,
         states: collections.abc.Iterable[global___JobSpan] | None = ...,
         checkpoints: collections.abc.Iterable[global___JobCheckpoint] | None = ...,
+        next: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checkpoints", b"checkpoints", "states", b"states"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoints", b"checkpoints", "next", b"next", "states", b"states"]) -> None: ...
 
 global___GetHistoryResponse = GetHistoryResponse
 

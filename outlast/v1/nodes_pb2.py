@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outlast.v1 import common_pb2 as outlast_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16outlast/v1/nodes.proto\x12\noutlast.v1\x1a\x17outlast/v1/common.proto\"\xd4\x02\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\rstate_since_s\x18\x04 \x01(\x01\x12\x11\n\tconnected\x18\x05 \x01(\x08\x12\x18\n\x10last_heartbeat_s\x18\x06 \x01(\x01\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x0f\n\x07workers\x18\x08 \x01(\x05\x12\x0e\n\x06job_id\x18\t \x01(\t\x12\x10\n\x08\x63ordoned\x18\n \x01(\x08\x12\x0c\n\x04late\x18\x0b \x01(\x08\x12\x1a\n\rclock_ahead_s\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rclock_error_s\x18\r \x01(\x01H\x01\x88\x01\x01\x12*\n\x08\x63\x61pacity\x18\x1e \x01(\x0b\x32\x18.outlast.v1.NodeCapacityB\x10\n\x0e_clock_ahead_sB\x10\n\x0e_clock_error_s\">\n\x10ListNodesRequest\x12\x0c\n\x04most\x18\x01 \x01(\x05\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\"\xbf\x01\n\x11ListNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.outlast.v1.Node\x12\x11\n\tnum_nodes\x18\x02 \x01(\x05\x12\x0c\n\x04next\x18\x03 \x01(\t\x12\x39\n\x06states\x18\x04 \x03(\x0b\x32).outlast.v1.ListNodesResponse.StatesEntry\x1a-\n\x0bStatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"!\n\x0eGetNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"Z\n\x0fGetNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.outlast.v1.Node\x12\'\n\x07\x63hanges\x18\x02 \x03(\x0b\x32\x16.outlast.v1.NodeChange\"K\n\nNodeChange\x12\x0c\n\x04\x61t_s\x18\x01 \x01(\x01\x12\r\n\x05state\x18\x02 \x01(\t\x12\x10\n\x08\x63ordoned\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\"$\n\x11\x43ordonNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"4\n\x12\x43ordonNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.outlast.v1.Node\"&\n\x13UncordonNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"6\n\x14UncordonNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.outlast.v1.Node\"#\n\x10\x44rainNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"3\n\x11\x44rainNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.outlast.v1.Node\"$\n\x11\x46orgetNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\x14\n\x12\x46orgetNodeResponse2\xcc\x03\n\x05Nodes\x12H\n\tListNodes\x12\x1c.outlast.v1.ListNodesRequest\x1a\x1d.outlast.v1.ListNodesResponse\x12\x42\n\x07GetNode\x12\x1a.outlast.v1.GetNodeRequest\x1a\x1b.outlast.v1.GetNodeResponse\x12K\n\nCordonNode\x12\x1d.outlast.v1.CordonNodeRequest\x1a\x1e.outlast.v1.CordonNodeResponse\x12Q\n\x0cUncordonNode\x12\x1f.outlast.v1.UncordonNodeRequest\x1a .outlast.v1.UncordonNodeResponse\x12H\n\tDrainNode\x12\x1c.outlast.v1.DrainNodeRequest\x1a\x1d.outlast.v1.DrainNodeResponse\x12K\n\nForgetNode\x12\x1d.outlast.v1.ForgetNodeRequest\x1a\x1e.outlast.v1.ForgetNodeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16outlast/v1/nodes.proto\x12\noutlast.v1\x1a\x17outlast/v1/common.proto\"\xd4\x02\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\rstate_since_s\x18\x04 \x01(\x01\x12\x11\n\tconnected\x18\x05 \x01(\x08\x12\x18\n\x10last_heartbeat_s\x18\x06 \x01(\x01\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x0f\n\x07workers\x18\x08 \x01(\x05\x12\x0e\n\x06job_id\x18\t \x01(\t\x12\x10\n\x08\x63ordoned\x18\n \x01(\x08\x12\x0c\n\x04late\x18\x0b \x01(\x08\x12\x1a\n\rclock_ahead_s\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rclock_error_s\x18\r \x01(\x01H\x01\x88\x01\x01\x12*\n\x08\x63\x61pacity\x18\x1e \x01(\x0b\x32\x18.outlast.v1.NodeCapacityB\x10\n\x0e_clock_ahead_sB\x10\n\x0e_clock_error_s\">\n\x10ListNodesRequest\x12\x0c\n\x04most\x18\x01 \x01(\x05\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\"\xbf\x01\n\x11ListNodesResponse\x12\x1f\n\x05nodes\x18\x01 \x03(\x0b\x32\x10.outlast.v1.Node\x12\x11\n\tnum_nodes\x18\x02 \x01(\x05\x12\x0c\n\x04next\x18\x03 \x01(\t\x12\x39\n\x06states\x18\x04 \x03(\x0b\x32).outlast.v1.ListNodesResponse.StatesEntry\x1a-\n\x0bStatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"!\n\x0eGetNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\x81\x01\n\x0fGetNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.outlast.v1.Node\x12\'\n\x07\x63hanges\x18\x02 \x03(\x0b\x32\x16.outlast.v1.NodeChange\x12%\n\x05links\x18\x03 \x03(\x0b\x32\x16.outlast.v1.LinkWindow\"K\n\nNodeChange\x12\x0c\n\x04\x61t_s\x18\x01 \x01(\x01\x12\r\n\x05state\x18\x02 \x01(\t\x12\x10\n\x08\x63ordoned\x18\x03 \x01(\x08\x12\x0e\n\x06reason\x18\x04 \x01(\t\"$\n\x11\x43ordonNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"4\n\x12\x43ordonNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.outlast.v1.Node\"&\n\x13UncordonNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"6\n\x14UncordonNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.outlast.v1.Node\"#\n\x10\x44rainNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"3\n\x11\x44rainNodeResponse\x12\x1e\n\x04node\x18\x01 \x01(\x0b\x32\x10.outlast.v1.Node\"$\n\x11\x46orgetNodeRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\x14\n\x12\x46orgetNodeResponse2\xcc\x03\n\x05Nodes\x12H\n\tListNodes\x12\x1c.outlast.v1.ListNodesRequest\x1a\x1d.outlast.v1.ListNodesResponse\x12\x42\n\x07GetNode\x12\x1a.outlast.v1.GetNodeRequest\x1a\x1b.outlast.v1.GetNodeResponse\x12K\n\nCordonNode\x12\x1d.outlast.v1.CordonNodeRequest\x1a\x1e.outlast.v1.CordonNodeResponse\x12Q\n\x0cUncordonNode\x12\x1f.outlast.v1.UncordonNodeRequest\x1a .outlast.v1.UncordonNodeResponse\x12H\n\tDrainNode\x12\x1c.outlast.v1.DrainNodeRequest\x1a\x1d.outlast.v1.DrainNodeResponse\x12K\n\nForgetNode\x12\x1d.outlast.v1.ForgetNodeRequest\x1a\x1e.outlast.v1.ForgetNodeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,26 +44,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTNODESRESPONSE_STATESENTRY']._serialized_end=662
   _globals['_GETNODEREQUEST']._serialized_start=664
   _globals['_GETNODEREQUEST']._serialized_end=697
-  _globals['_GETNODERESPONSE']._serialized_start=699
-  _globals['_GETNODERESPONSE']._serialized_end=789
-  _globals['_NODECHANGE']._serialized_start=791
-  _globals['_NODECHANGE']._serialized_end=866
-  _globals['_CORDONNODEREQUEST']._serialized_start=868
-  _globals['_CORDONNODEREQUEST']._serialized_end=904
-  _globals['_CORDONNODERESPONSE']._serialized_start=906
-  _globals['_CORDONNODERESPONSE']._serialized_end=958
-  _globals['_UNCORDONNODEREQUEST']._serialized_start=960
-  _globals['_UNCORDONNODEREQUEST']._serialized_end=998
-  _globals['_UNCORDONNODERESPONSE']._serialized_start=1000
-  _globals['_UNCORDONNODERESPONSE']._serialized_end=1054
-  _globals['_DRAINNODEREQUEST']._serialized_start=1056
-  _globals['_DRAINNODEREQUEST']._serialized_end=1091
-  _globals['_DRAINNODERESPONSE']._serialized_start=1093
-  _globals['_DRAINNODERESPONSE']._serialized_end=1144
-  _globals['_FORGETNODEREQUEST']._serialized_start=1146
-  _globals['_FORGETNODEREQUEST']._serialized_end=1182
-  _globals['_FORGETNODERESPONSE']._serialized_start=1184
-  _globals['_FORGETNODERESPONSE']._serialized_end=1204
-  _globals['_NODES']._serialized_start=1207
-  _globals['_NODES']._serialized_end=1667
+  _globals['_GETNODERESPONSE']._serialized_start=700
+  _globals['_GETNODERESPONSE']._serialized_end=829
+  _globals['_NODECHANGE']._serialized_start=831
+  _globals['_NODECHANGE']._serialized_end=906
+  _globals['_CORDONNODEREQUEST']._serialized_start=908
+  _globals['_CORDONNODEREQUEST']._serialized_end=944
+  _globals['_CORDONNODERESPONSE']._serialized_start=946
+  _globals['_CORDONNODERESPONSE']._serialized_end=998
+  _globals['_UNCORDONNODEREQUEST']._serialized_start=1000
+  _globals['_UNCORDONNODEREQUEST']._serialized_end=1038
+  _globals['_UNCORDONNODERESPONSE']._serialized_start=1040
+  _globals['_UNCORDONNODERESPONSE']._serialized_end=1094
+  _globals['_DRAINNODEREQUEST']._serialized_start=1096
+  _globals['_DRAINNODEREQUEST']._serialized_end=1131
+  _globals['_DRAINNODERESPONSE']._serialized_start=1133
+  _globals['_DRAINNODERESPONSE']._serialized_end=1184
+  _globals['_FORGETNODEREQUEST']._serialized_start=1186
+  _globals['_FORGETNODEREQUEST']._serialized_end=1222
+  _globals['_FORGETNODERESPONSE']._serialized_start=1224
+  _globals['_FORGETNODERESPONSE']._serialized_end=1244
+  _globals['_NODES']._serialized_start=1247
+  _globals['_NODES']._serialized_end=1707
 # @@protoc_insertion_point(module_scope)

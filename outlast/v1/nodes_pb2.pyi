@@ -170,6 +170,7 @@ class GetNodeResponse(google.protobuf.message.Message):
 
     NODE_FIELD_NUMBER: builtins.int
     CHANGES_FIELD_NUMBER: builtins.int
+    LINKS_FIELD_NUMBER: builtins.int
     @property
     def node(self) -> global___Node: ...
     @property
@@ -178,14 +179,19 @@ class GetNodeResponse(google.protobuf.message.Message):
         at least how the node got into its present state.
         """
 
+    @property
+    def links(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[outlast.v1.common_pb2.LinkWindow]:
+        """What its links carried last, as its newest heartbeat says; none while no rank runs there."""
+
     def __init__(
         self,
         *,
         node: global___Node | None = ...,
         changes: collections.abc.Iterable[global___NodeChange] | None = ...,
+        links: collections.abc.Iterable[outlast.v1.common_pb2.LinkWindow] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["node", b"node"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["changes", b"changes", "node", b"node"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["changes", b"changes", "links", b"links", "node", b"node"]) -> None: ...
 
 global___GetNodeResponse = GetNodeResponse
 

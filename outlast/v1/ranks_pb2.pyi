@@ -142,6 +142,8 @@ class ReadTimesRequest(google.protobuf.message.Message):
     MOST_STEPS_FIELD_NUMBER: builtins.int
     FIRST_STEP_FIELD_NUMBER: builtins.int
     LAST_STEP_FIELD_NUMBER: builtins.int
+    NUM_RANKS_FIELD_NUMBER: builtins.int
+    SINCE_S_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     rank: builtins.int
     """One rank, or every rank when absent."""
@@ -149,7 +151,8 @@ class ReadTimesRequest(google.protobuf.message.Message):
     """0: the newest."""
     measure: builtins.str
     """Instead of everything, only what each of the newest steps took: "step", "work", "waiting",
-    "forward", "backward", "data", "optimizer" or "checkpoint". Agents sum it up, so that a large
+    "forward", "backward", "data", "optimizer", "checkpoint" or "garbage_collection": as many steps
+    as a black box has, whatever it still has of their operations. Agents read it, so that a large
     job's fits through the controller.
     """
     most_steps: builtins.int
@@ -159,6 +162,12 @@ class ReadTimesRequest(google.protobuf.message.Message):
     times; all of them when 0. Steps are sent all the same.
     """
     last_step: builtins.int
+    num_ranks: builtins.int
+    """So many ranks from `rank` on; one when 0."""
+    since_s: builtins.float
+    """Without a measure: only what had not ended by then, in seconds since the epoch by the node's
+    clock; whenever it was when 0.
+    """
     def __init__(
         self,
         *,
@@ -169,9 +178,11 @@ class ReadTimesRequest(google.protobuf.message.Message):
         most_steps: builtins.int = ...,
         first_step: builtins.int = ...,
         last_step: builtins.int = ...,
+        num_ranks: builtins.int = ...,
+        since_s: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "first_step", b"first_step", "job_id", b"job_id", "last_step", b"last_step", "measure", b"measure", "most_steps", b"most_steps", "rank", b"rank"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "first_step", b"first_step", "job_id", b"job_id", "last_step", b"last_step", "measure", b"measure", "most_steps", b"most_steps", "num_ranks", b"num_ranks", "rank", b"rank", "since_s", b"since_s"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
 
 global___ReadTimesRequest = ReadTimesRequest
@@ -219,8 +230,11 @@ class RankTimes(google.protobuf.message.Message):
     SPANS_FIELD_NUMBER: builtins.int
     MEASURED_FIELD_NUMBER: builtins.int
     KNOWN_SINCE_NS_FIELD_NUMBER: builtins.int
+    WORLD_SIZE_FIELD_NUMBER: builtins.int
     known_since_ns: builtins.int
     """Since when the black box has all operations, where not all of them were asked for."""
+    world_size: builtins.int
+    """Of the attempt that noted it; 0 of an agent that does not say."""
     @property
     def operations(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TimedOperation]: ...
     @property
@@ -239,9 +253,10 @@ class RankTimes(google.protobuf.message.Message):
         spans: collections.abc.Iterable[global___TimedSpan] | None = ...,
         measured: global___MeasuredSteps | None = ...,
         known_since_ns: builtins.int = ...,
+        world_size: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["measured", b"measured"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["known_since_ns", b"known_since_ns", "measured", b"measured", "operations", b"operations", "spans", b"spans", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["known_since_ns", b"known_since_ns", "measured", b"measured", "operations", b"operations", "spans", b"spans", "steps", b"steps", "world_size", b"world_size"]) -> None: ...
 
 global___RankTimes = RankTimes
 
@@ -415,14 +430,18 @@ class ListRanksResponse(google.protobuf.message.Message):
     PP_FIELD_NUMBER: builtins.int
     DP_FIELD_NUMBER: builtins.int
     EP_FIELD_NUMBER: builtins.int
+    CP_FIELD_NUMBER: builtins.int
     num_ranks: builtins.int
     """Of the whole job."""
     attempt: builtins.int
     tp: builtins.int
-    """The layout: degrees of tensor, pipeline and data parallelism, and of experts."""
+    """The layout: degrees of tensor, pipeline and data parallelism, of experts, and of context
+    parallelism: of `dp` ranks each `cp` next to each other divide sequences among them.
+    """
     pp: builtins.int
     dp: builtins.int
     ep: builtins.int
+    cp: builtins.int
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Rank]: ...
     def __init__(
@@ -435,8 +454,9 @@ class ListRanksResponse(google.protobuf.message.Message):
         pp: builtins.int = ...,
         dp: builtins.int = ...,
         ep: builtins.int = ...,
+        cp: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "dp", b"dp", "ep", b"ep", "num_ranks", b"num_ranks", "pp", b"pp", "ranks", b"ranks", "tp", b"tp"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "cp", b"cp", "dp", b"dp", "ep", b"ep", "num_ranks", b"num_ranks", "pp", b"pp", "ranks", b"ranks", "tp", b"tp"]) -> None: ...
 
 global___ListRanksResponse = ListRanksResponse
 

@@ -250,14 +250,18 @@ class ListNodeStatisticsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     DAYS_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
     days: builtins.int
     """Of so many days, today included; 7 when 0, 90 at most."""
+    node: builtins.str
+    """Of this node alone; of all when empty."""
     def __init__(
         self,
         *,
         days: builtins.int = ...,
+        node: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["days", b"days"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["days", b"days", "node", b"node"]) -> None: ...
 
 global___ListNodeStatisticsRequest = ListNodeStatisticsRequest
 

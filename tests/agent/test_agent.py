@@ -100,7 +100,7 @@ def test_killed_worker_is_reported_at_once(controller: FakeController, agent: Ag
         if message.event.WhichOneof("kind") == "worker_exited"
     )
     # Some milliseconds in fact; the bound allows for a machine with other work.
-    assert heard_s - killed_s < 1.0
+    assert heard_s - killed_s < 3.0
     assert exit_.code == -signal.SIGKILL
     assert exit_.completed_step >= 1
     assert "dp all_reduce" in str(operation_of(exit_))

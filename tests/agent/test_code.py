@@ -278,7 +278,7 @@ def test_a_node_waits_for_its_turn_for_as_long_as_the_controller_says_so(
             monkeypatch.setattr(CodeService, "_send_all", hold)
             first = asyncio.create_task(job_code(at(tmp_path / "a", port)).ready("job-1", digest))
             await until(lambda: bool(others), "the first has its turn")
-            code_s = 0.5
+            code_s = 3.0
             second = job_code(at(tmp_path / "b", port, code_s=code_s)).ready("job-1", digest)
             waiting = asyncio.create_task(second)
             done, _ = await asyncio.wait((waiting,), timeout=3 * code_s)

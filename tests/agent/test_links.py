@@ -258,6 +258,12 @@ def test_a_real_link_that_stops_while_others_go_on_is_told(tmp_path: Path) -> No
             assert stopped.host_sign.subject == "traffic"
             assert stopped.host_sign.what == cables.names[2]
             assert "and 3 links that kept time with it go on" in stopped.host_sign.message
+            # The next heartbeat has it too, with what each carries.
+            await until(lambda: len(observer.messages()) == 4)
+            sent = {each.link: each for each in observer.messages()}
+            assert sent[cables.names[2]].finding == stopped.host_sign.message
+            assert sent[cables.names[1]].finding == ""
+            assert sent[cables.names[1]].sent.most > sent[cables.names[1]].sent.mean > 0
             assert stopped.at_s > 0
             cables.rates[2] = 8 * MB
             await until(lambda: len(events) == 2)

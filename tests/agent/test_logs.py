@@ -15,9 +15,10 @@ from controller.agent.observe.logs import Logs
 from controller.agent.observe.worker_logs import WorkerLogs
 from controller.agent.workers.worker import Worker
 from controller.rpc.server import MAX_INBOUND_BYTES
-from outlast.blackbox import Group, Op, OpRecord, Pass, Phase, SpanRecord, StepRecord, Writer
+from outlast.blackbox import Group, Op, OpRecord, Pass, Phase, SpanRecord, Writer
 from outlast.v1 import agents_pb2, ranks_pb2
 from outlast.worker_contract import MOST_BLACK_BOX_RECORDS, WorkerFiles
+from tests.step_records import step_record
 
 DEADLINE_S = 60.0
 
@@ -126,11 +127,12 @@ def test_what_steps_took_is_summed_up_where_the_black_box_is(jobs_dir: Path) -> 
 
     forward = taken("forward", 2)
     assert (list(forward.measured.steps), list(forward.measured.seconds)) == ([2, 3], [0.25, 0.125])
-    assert [field.name for field, _ in forward.ListFields()] == ["measured"]
+    assert [field.name for field, _ in forward.ListFields()] == ["measured", "world_size"]
     assert list(taken("step").measured.seconds) == [0.75] * 3
-    # It has no operations, of which work and waiting are made.
-    assert taken("work").HasField("measured")
-    assert not taken("work").measured.steps
+    # What it never notes is not known: operations, of which work is the rest, are nothing of it.
+    for measure in ("work", "checkpoint"):
+        assert taken(measure).HasField("measured")
+        assert not taken(measure).measured.steps
     # What this version does not know is for the controller to make of all there is.
     assert len(taken("later").steps) == 3
 
@@ -166,23 +168,20 @@ def test_only_what_lies_in_some_steps_is_sent(jobs_dir: Path) -> None:
     found = within(2, 3)
     assert [each.sequence for each in found.operations] == [21, 22, 31, 32]
     assert [each.waited_ns for each in found.spans] == [2, 3]
+    # Since a moment: whatever had not ended by then.
+    (chunk,) = answers(jobs_dir, times=True, since_s=3.92)
+    late = ranks_pb2.RankTimes.FromString(chunk.data)
+    assert [each.sequence for each in late.operations] == [32, 41, 42, 51, 52]
+    assert [each.waited_ns for each in late.spans][:3] == [3, 4, 5]
+    assert [each.step for each in late.steps] == [3, 4, 5]
+    # Of some ranks, of which 0 has no box.
+    (chunk,) = answers(jobs_dir, times=True, rank=0, num_ranks=2)
+    assert chunk.rank == 1
+    assert answers(jobs_dir, times=True, rank=0) == []
     # All steps, as a page offers them, and since when there is more than their length.
     assert [each.step for each in found.steps] == [1, 2, 3, 4, 5]
     assert found.known_since_ns == second_ns
     assert not within(7, 9).operations
-
-
-def step_record(step: int, start_ns: int, end_ns: int) -> StepRecord:
-    return StepRecord(
-        step=step,
-        loss=1.0,
-        grad_norm=1.0,
-        learning_rate=0.1,
-        tokens=8,
-        start_ns=start_ns,
-        end_ns=end_ns,
-        eval_loss=None,
-    )
 
 
 def test_the_longest_black_box_is_one_message(jobs_dir: Path) -> None:

@@ -66,9 +66,14 @@ def own_of(controller: FakeController, command: agents_pb2.Command) -> agents_pb
 def test_native_and_python_frames_of_the_agent_come_with_those_of_its_workers(
     controller: FakeController, agent: AgentProcess
 ) -> None:
-    start_job(controller)
     stop = agents_pb2.StopWorkers(timeout_s=20.0, capture_stacks=True)
-    own = own_of(controller, agents_pb2.Command(job_id="job", attempt=1, stop_workers=stop))
+    # On a busy machine py-spy may be late, and is not waited for: then once more.
+    for attempt in range(1, 11):
+        start_job(controller, attempt)
+        command = agents_pb2.Command(job_id="job", attempt=attempt, stop_workers=stop)
+        own = own_of(controller, command)
+        if own.text.startswith("Process "):
+            break
     assert own.text.startswith(f"Process {agent.process.pid}: ")
     # The event loop, in Python and below it.
     assert "_run_once (asyncio/base_events.py:" in own.text

@@ -78,7 +78,7 @@ def problem_with(
 def test_a_tool_that_does_not_end_is_ended(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiles, "START_S", -0.8)
+    monkeypatch.setattr(profiles, "START_S", 2.0)
     noted = tmp_path / "pid"
     said = problem_with(monkeypatch, worker, tmp_path, f"echo $$ > {noted}; exec sleep 60")
     assert "more than 1 s" in said

@@ -135,7 +135,7 @@ def test_stacks_of_a_process_are_kept_whatever_it_does(
         os.kill(sleeper, signal.SIGSTOP)
         wait_for(lambda: process_state(sleeper) == "T", "the process to stop")
     with worker_of(tmp_path, sleeper) as (worker, _):
-        own, found = asyncio.run(stacks.collect([worker]))
+        own, found = asyncio.run(stacks.collect([worker], within_s=60.0))
     assert own.rank == -1
     assert found.rank == 1
     state = "stopped by a signal" if is_stopped else "asleep"
@@ -149,7 +149,7 @@ def test_without_the_tool_the_state_remains(
 ) -> None:
     monkeypatch.setattr(py_spy, "find", lambda: None)
     with worker_of(tmp_path, sleeper) as (worker, _):
-        _, found = asyncio.run(stacks.collect([worker]))
+        _, found = asyncio.run(stacks.collect([worker], within_s=60.0))
     assert found.location.startswith("asleep at ")
     assert "outlast[stacks]" in found.text
 
@@ -163,7 +163,7 @@ def test_without_descriptors_the_state_remains(
 
     monkeypatch.setattr(os, "memfd_create", no_file)
     with worker_of(tmp_path, sleeper) as (worker, _):
-        found = asyncio.run(stacks.collect([worker]))
+        found = asyncio.run(stacks.collect([worker], within_s=60.0))
     assert all("Too many open files" in told.text for told in found)
     assert found[1].text.startswith(f"process {sleeper}: asleep")
 
@@ -196,7 +196,7 @@ def test_the_flight_recorder_is_asked_for_and_waited_for_where_torch_listens(
     torch.start()
     try:
         with worker_of(tmp_path, sleeper) as (worker, _):
-            _, found = asyncio.run(stacks.collect([worker]))
+            _, found = asyncio.run(stacks.collect([worker], within_s=60.0))
     finally:
         torch.join()
         os.close(handle)

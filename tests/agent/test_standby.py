@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from controller.agent.workers.processes import process_state
 from outlast.worker_contract import WorkerFiles
 from tests.agent.harness import DEADLINE_S, REPOSITORY, wait_for
 from tests.contracts import contract_of
@@ -201,9 +202,7 @@ def test_adopted_worker_of_a_dead_standby_dies_with_the_next_one(start: Start) -
     second.tell(op="exit")
     assert second.process.wait(timeout=DEADLINE_S) == 0
     # An orphan is reaped by whoever inherited it; a zombie is as dead.
-    wait_for(
-        lambda: is_gone(pid) or ") Z " in Path(f"/proc/{pid}/stat").read_text(), "orphan killed"
-    )
+    wait_for(lambda: process_state(pid) in ("", "Z"), "orphan killed")
 
 
 def test_worker_wakes_up_with_nothing_of_the_standby(start: Start) -> None:
@@ -251,6 +250,11 @@ def test_standby_with_a_second_thread_refuses_to_fork(start: Start) -> None:
     assert "2 threads" in refused["detail"]
 
 
+def waited_for_a_core_s(pid: int) -> float:
+    """Time in which a process could have run and another one did."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+
+
 def test_full_standby_has_one_thread_and_forks_in_milliseconds(start: Start) -> None:
     standby = start("--entry=tests.agent.entry:run")
     assert standby.hear(timeout_s=120.0)["event"] == "ready"
@@ -260,9 +264,10 @@ def test_full_standby_has_one_thread_and_forks_in_milliseconds(start: Start) -> 
     assert "grpc" not in maps
     latencies_s = []
     for _ in range(10):
-        started_s = time.monotonic()
+        started_s, waited_s = time.monotonic(), waited_for_a_core_s(standby.process.pid)
         standby.fork(0, "exit:0")
-        latencies_s.append(time.monotonic() - started_s)
+        elsewhere_s = waited_for_a_core_s(standby.process.pid) - waited_s
+        latencies_s.append(time.monotonic() - started_s - elsewhere_s)
         standby.hear()
     print("fork latencies:", sorted(latencies_s))
     # 6 to 10 ms on an idle machine; the best of ten hardly sees other work.

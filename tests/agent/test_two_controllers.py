@@ -83,7 +83,7 @@ async def serve(servicer: Answering, address: str) -> grpc.aio.Server:
 def test_agent_leaves_a_controller_that_is_frozen_for_the_one_that_leads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clock_probes, "ANSWER_LIMIT_S", 0.5)
+    monkeypatch.setattr(clock_probes, "ANSWER_LIMIT_S", 3.0)
     monkeypatch.setattr(clock_probes, "WATCHING_PERIOD_S", 0.1)
 
     async def scenario() -> None:

@@ -213,6 +213,9 @@ class ThreadPeers:
         post.is_awaited.set()
         return _Message(message, post)
 
+    def abandon(self) -> None:
+        """What is under way may stay so."""
+
 
 @dataclass
 class _Shared:

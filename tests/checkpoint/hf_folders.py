@@ -1,22 +1,43 @@
 """What `transformers` does in tests of conversion: a program, as it takes long to import.
 
-`save FOLDER` writes a small model of each config to a folder of its own, in several files.
-`go_on FOLDER` prints what each model there goes on with behind `PROMPT`.
-`likelihoods FOLDER` prints how likely each model finds the end of `PROMPT`.
+`save FOLDER` writes a small model of each config to a folder of its own, in several files. It
+writes the tokens that each generates after `PROMPT` to `GOES_ON`, and the likelihood that each
+gives the last tokens of `PROMPT` to `LIKELIHOODS`.
 `compare ONE OTHER` holds the logits of every model in ONE to those of the same name in OTHER.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tests.trainer.hf_models import CAUSAL, CONFIGS, load, logits_of
 
+if TYPE_CHECKING:
+    import pytest
+
 PROMPT, GENERATED, NUM_LAST = [3, 14, 15, 92, 65, 35, 89, 79], 6, 3
+GOES_ON, LIKELIHOODS = "goes-on.json", "likelihoods.json"
 _ROOT = Path(__file__).parents[2]
+
+
+def saved(factory: pytest.TempPathFactory) -> Path:
+    """What `save` writes: once, for all processes of a run of the tests. Do not change it."""
+    base = factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, begun = root / "hf-folders", root / "hf-folders.begun"
+    with (root / "hf-folders.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            begun.mkdir(exist_ok=True)
+            run("save", begun)
+            begun.rename(folder)
+    return folder
 
 
 def run(*arguments: object) -> str:
@@ -29,6 +50,12 @@ def run(*arguments: object) -> str:
 
 
 def save(folder: Path) -> None:
+    _save_models(folder)
+    for name, found in ((GOES_ON, _go_on(folder)), (LIKELIHOODS, _likelihoods(folder))):
+        (folder / name).write_text(json.dumps(found))
+
+
+def _save_models(folder: Path) -> None:
     import torch
     import transformers
 
@@ -52,8 +79,8 @@ def compare(one: Path, other: Path) -> None:
         print(name, torch.equal(*logits))
 
 
-def go_on(folder: Path) -> None:
-    """Print what each model likes best behind a prompt, token by token."""
+def _go_on(folder: Path) -> dict[str, list[int]]:
+    """What each model likes best behind a prompt, token by token."""
     import torch
 
     found = {}
@@ -65,11 +92,11 @@ def go_on(folder: Path) -> None:
                 best = model(tokens, use_cache=False).logits[:, -1:].argmax(-1)
             tokens = torch.cat((tokens, best), dim=1)
         found[name] = tokens[0, len(PROMPT) :].tolist()
-    print(json.dumps(found))
+    return found
 
 
-def likelihoods(folder: Path) -> None:
-    """Print the log-likelihood of the last `NUM_LAST` tokens of `PROMPT`, and of the likeliest."""
+def _likelihoods(folder: Path) -> dict[str, tuple[float, bool]]:
+    """Of the last `NUM_LAST` tokens of `PROMPT`, and whether they are the likeliest."""
     import torch
 
     found = {}
@@ -80,10 +107,10 @@ def likelihoods(folder: Path) -> None:
         logs = torch.log_softmax(logits.double(), dim=-1)
         targets = torch.tensor(PROMPT[-NUM_LAST:])
         log_likelihood = sum(float(logs[place, token]) for place, token in enumerate(targets))
-        found[name] = [log_likelihood, bool((logs.argmax(-1) == targets).all())]
-    print(json.dumps(found))
+        found[name] = (log_likelihood, bool((logs.argmax(-1) == targets).all()))
+    return found
 
 
 if __name__ == "__main__":
-    commands = {"save": save, "compare": compare, "go_on": go_on, "likelihoods": likelihoods}
+    commands: dict[str, Any] = {"save": save, "compare": compare}
     commands[sys.argv[1]](*map(Path, sys.argv[2:]))

@@ -18,9 +18,12 @@ from checkpoint.hf.errors import DamagedFolderError, UnsupportedModelError
 from checkpoint.hf.export import RECORD, begun_step, export_folder, type_of
 from checkpoint.hf.sections import section_of
 from checkpoint.hf.tensor_files import TensorFile
+from checkpoint.loading import wrong_to_load
 from checkpoint.storage.storage import Storage
 from outlast.cli.errors import ExitCode
 from outlast.model import ModelSpec
+from outlast.spec import JobSpec
+from outlast.spec.parse import parse_spec
 from tests.checkpoint import hf_folders
 from tests.cli.running import outlast, outlast_json
 from tests.trainer.hf_models import CONFIGS
@@ -29,9 +32,7 @@ from tests.trainer.hf_models import CONFIGS
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of each model, as `save_pretrained` writes it."""
-    folder = tmp_path_factory.mktemp("saved")
-    hf_folders.run("save", folder)
-    return folder
+    return hf_folders.saved(tmp_path_factory)
 
 
 @pytest.fixture
@@ -275,12 +276,47 @@ def test_commands_import_and_export(llama: Path, tmp_path: Path) -> None:
     written = yaml.safe_load(spec.read_text())
     assert written["checkpoint"] == {"load": str(root)}
     assert written["model"]["rope_scaling"] == {"kind": "linear", "factor": 4.0}
+    # Its tokenizer's ids are not bytes.
+    text = JobSpec.model_validate(written)
+    problem, *others = wrong_to_load(text, str(root), Storage(str(root)))
+    assert (problem.field, others) == ("data.tokens", [])
+    assert f"`outlast data prepare --tokenizer {llama}` makes" in problem.message
+    given = parse_spec({**written, "data": {"tokens": "/somewhere"}})
+    assert wrong_to_load(given, str(root), Storage(str(root))) == []
     again = outlast("import", "hf", str(llama), str(root))
     assert again.returncode == ExitCode.BAD_INPUT
     assert "has checkpoints already" in again.stderr
     exported = outlast_json("export", "hf", str(root), str(out), "--spec", str(spec))
     assert exported["architecture"] == "LlamaForCausalLM"
     assert weights(out).keys() == weights(llama).keys()
+
+
+def test_a_checkpoint_says_what_it_is_of_and_where_it_comes_from(
+    llama: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "root"
+    import_folder(llama, Storage(str(root)), vocab_multiple=64)
+    out = tmp_path / "out"
+    done = outlast("export", "hf", str(root), str(out))
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert f"that of {llama}" in " ".join(done.stdout.split())
+    assert (out / "tokenizer.json").read_text() == "{}"
+    before, after = weights(llama), weights(out)
+    assert all(torch.equal(after[key], tensor) for key, tensor in before.items())
+    # Of a folder that is gone nothing is copied.
+    llama.rename(tmp_path / "elsewhere")
+    again = outlast("export", "hf", str(root), str(tmp_path / "again"), "--type", "fp32")
+    assert again.returncode == ExitCode.OK, again.stderr
+    assert "none: give --like" in again.stdout
+    assert not (tmp_path / "again" / "tokenizer.json").exists()
+    # Without a controller to ask, either.
+    refused = outlast("generate", str(root), "--prompt", "a")
+    assert refused.returncode == ExitCode.BAD_INPUT
+    assert "which tokenizer the model has is not known; give --tokenizer" in refused.stderr
+    made = outlast_json("generate", str(root), "--prompt", "#", "--tokenizer", "byte")
+    assert made["step"] == 0
+    empty = outlast("export", "hf", str(tmp_path / "elsewhere"), str(tmp_path / "never"))
+    assert "no checkpoints" in empty.stderr
 
 
 @pytest.fixture

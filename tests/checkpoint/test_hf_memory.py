@@ -5,18 +5,25 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
-SHARD_BYTES = 32 * 2**20
-LAYERS, HIDDEN, FFN, VOCAB = 12, 512, 2048, 8192
+SHARD_BYTES = 128 * 2**20
+# Of a table in float32, which is as large as two files, a frame is made once: room for it is set
+# apart, which counts, and never touched.
+FRAME_BYTES = 16 * 2**20
+# Each table of the vocabulary is a whole file.
+LAYERS, HIDDEN, FFN, VOCAB = 2, 512, 2048, 131_072
 
 # What a process may have beside what it has after its imports: memory of its own, which mapped
 # files are not.
 PROGRAM = """
-import resource, sys
+import resource, sys, threading
 from pathlib import Path
 import torch
 from checkpoint.hf.convert import import_folder
@@ -27,6 +34,8 @@ from checkpoint.storage.storage import Storage
 from outlast.model import ModelSpec
 
 torch.set_num_threads(1)
+# What is set apart for the stacks of threads counts, too.
+threading.stack_size(1 << 18)
 source, root, out, tiny, shard_bytes, over = sys.argv[1:]
 def both(source, root, out, file_bytes):
     model = ModelSpec.model_validate(section_of(read_config(Path(source))))
@@ -45,37 +54,48 @@ both(source, root, out, int(shard_bytes))
 """
 
 
-def save_llama(folder: Path, layers: int) -> int:
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": HIDDEN,
+    "intermediate_size": FFN,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "dtype": "bfloat16",
+}
+# Inputs of all experts of a layer, which are one tensor of ours, are as much as a file.
+EXPERTS, EXPERT_FFN = 16, 4096
+MIXTRAL = {
+    **LLAMA,
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "intermediate_size": EXPERT_FFN,
+    "num_local_experts": EXPERTS,
+    "vocab_size": 1024,
+}
+
+
+def save(folder: Path, config: dict[str, Any], layers: int) -> int:
     """A folder of bf16 weights in files of `SHARD_BYTES` at most; the bytes of all of them."""
     folder.mkdir()
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": HIDDEN,
-        "intermediate_size": FFN,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-        "vocab_size": VOCAB,
-        "max_position_embeddings": 128,
-        "rms_norm_eps": 1e-5,
-        "hidden_act": "silu",
-        "dtype": "bfloat16",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
+    vocab = config["vocab_size"]
     shapes = {
-        "model.embed_tokens.weight": (VOCAB, HIDDEN),
+        "model.embed_tokens.weight": (vocab, HIDDEN),
         "model.norm.weight": (HIDDEN,),
-        "lm_head.weight": (VOCAB, HIDDEN),
+        "lm_head.weight": (vocab, HIDDEN),
     }
     for layer in range(layers):
         prefix = f"model.layers.{layer}"
         shapes |= {f"{prefix}.self_attn.{each}_proj.weight": (HIDDEN, HIDDEN) for each in "qkvo"}
-        shapes |= {f"{prefix}.mlp.{each}_proj.weight": (FFN, HIDDEN) for each in ("gate", "up")}
-        shapes[f"{prefix}.mlp.down_proj.weight"] = (HIDDEN, FFN)
         shapes |= {
             f"{prefix}.{each}_layernorm.weight": (HIDDEN,) for each in ("input", "post_attention")
         }
+        shapes |= dict(mlp_shapes(f"{prefix}", config.get("num_local_experts", 0)))
     files: list[dict[str, torch.Tensor]] = [{}]
     for name, shape in shapes.items():
         tensor = torch.full(shape, 0.5, dtype=torch.bfloat16)
@@ -90,14 +110,35 @@ def save_llama(folder: Path, layers: int) -> int:
     return sum(tensor.nbytes for tensors in files for tensor in tensors.values())
 
 
-def test_import_and_export_have_less_than_two_files_in_memory(tmp_path: Path) -> None:
-    size_bytes = save_llama(tmp_path / "llama", LAYERS)
-    save_llama(tmp_path / "tiny", 1)
-    assert size_bytes > 3 * SHARD_BYTES
+def mlp_shapes(prefix: str, experts: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if not experts:
+        for name in ("gate", "up"):
+            yield f"{prefix}.mlp.{name}_proj.weight", (FFN, HIDDEN)
+        yield f"{prefix}.mlp.down_proj.weight", (HIDDEN, FFN)
+        return
+    yield f"{prefix}.block_sparse_moe.gate.weight", (experts, HIDDEN)
+    for expert in range(experts):
+        for name in ("w1", "w3"):
+            yield (
+                f"{prefix}.block_sparse_moe.experts.{expert}.{name}.weight",
+                (EXPERT_FFN, HIDDEN),
+            )
+        yield f"{prefix}.block_sparse_moe.experts.{expert}.w2.weight", (HIDDEN, EXPERT_FFN)
+
+
+@pytest.mark.parametrize(
+    ("config", "layers"), [(LLAMA, LAYERS), (MIXTRAL, 2)], ids=["llama", "mixtral"]
+)
+def test_import_and_export_have_less_than_two_files_in_memory(
+    config: dict[str, Any], layers: int, tmp_path: Path
+) -> None:
+    size_bytes = save(tmp_path / "model", config, layers)
+    save(tmp_path / "tiny", {**LLAMA, "vocab_size": 1024}, 1)
+    assert size_bytes > 2 * SHARD_BYTES
     subprocess.run(
         [sys.executable, "-c", PROGRAM]
-        + [str(tmp_path / each) for each in ("llama", "root", "out", "tiny")]
-        + [str(SHARD_BYTES), str(2 * SHARD_BYTES)],
+        + [str(tmp_path / each) for each in ("model", "root", "out", "tiny")]
+        + [str(SHARD_BYTES), str(2 * SHARD_BYTES + FRAME_BYTES)],
         check=True,
         timeout=300,
     )

@@ -105,10 +105,10 @@ def flip(content: bytes) -> bytes:
     return content[:-9] + bytes([content[-9] ^ 0x04]) + content[-8:]
 
 
-def save_and_upload(url: str, memory: Path, step: int) -> News:
+def save_and_upload(url: str, memory: Path, step: int, timeout_s: float = 30.0) -> News:
     """One more step, saved and uploaded; training would go on whatever comes of it."""
     stager = make_stager(memory, make_tensors(step), attempt=step)
-    with uploading(url, memory, keep=5, timeout_s=2.0) as (uploader, news):
+    with uploading(url, memory, keep=5, timeout_s=timeout_s) as (uploader, news):
         assert stager.save(step, {"step": step}, upload=True, common_step=step - 1)
         assert uploader.drain(DEADLINE_S)
         assert not stager.upload_busy
@@ -140,7 +140,7 @@ def test_store_that_refuses_is_trouble_in_words_until_it_takes_again(
 ) -> None:
     assert save_and_upload(lying_url, tmp_path / "1", 1).committed == [1]
     tell(refuse(error))
-    news = save_and_upload(lying_url, tmp_path / "2", 2)
+    news = save_and_upload(lying_url, tmp_path / "2", 2, timeout_s=3.0)
     assert news.committed == []
     [(step, stage, detail)] = news.trouble
     assert (step, stage) == (2, "upload")
@@ -160,7 +160,7 @@ def test_object_that_is_not_what_was_sent_makes_no_checkpoint(
     """A rename or a write that silently does nothing, or stops short, is one of these."""
     assert save_and_upload(lying_url, tmp_path / "1", 1).committed == [1]
     tell(only(file, change))
-    news = save_and_upload(lying_url, tmp_path / "2", 2)
+    news = save_and_upload(lying_url, tmp_path / "2", 2, timeout_s=3.0)
     be_honest()
     assert news.committed == []
     assert (news.trouble[-1][0], news.trouble[-1][1]) == (2, "commit")
@@ -197,7 +197,7 @@ def test_mount_that_turns_read_only_is_trouble_until_it_can_be_written(
     url = f"file://{disk}/job-1"
     assert save_and_upload(url, tmp_path / "1", 1).committed == [1]
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    news = save_and_upload(url, tmp_path / "2", 2)
+    news = save_and_upload(url, tmp_path / "2", 2, timeout_s=3.0)
     [(step, stage, detail)] = news.trouble
     assert (step, stage, news.committed) == (2, "upload", [])
     assert "Read-only file system" in detail
@@ -218,7 +218,7 @@ def test_folder_deleted_while_a_part_is_awaited_is_trouble_and_the_next_step_is_
     ]
     root = tmp_path / "store/job-1"
     record = root / "step-00000003.1/parts/rank-00000.json"
-    with uploading(url, memory, local=(0, 1), savers=(0, 1), timeout_s=3.0) as (uploader, news):
+    with uploading(url, memory, local=(0, 1), savers=(0, 1), timeout_s=8.0) as (uploader, news):
         stagers[0].save(3, {}, upload=True, common_step=-1)
         wait_for(record.exists, "the part of rank 0")
         while root.exists():

@@ -204,8 +204,8 @@ def test_unknown_kind_of_store_is_refused_by_name() -> None:
 
 
 def test_store_that_hangs_is_given_up_at_the_deadline(stuck_url: str) -> None:
+    Storage(stuck_url).probe()
     storage = Storage(stuck_url, deadline_s=0.2)
-    storage.probe()
     StuckFileSystem.stuck.set()
     for call in (
         lambda: storage.read_bytes("x"),

@@ -38,6 +38,7 @@ def job(**changes: Any) -> jobs_pb2.Job:
         "total_steps": 200,
         "loss": 2.5,
         "tokens_per_s": 1_000.0,
+        "time_left_s": 120.0,
         "committed_step": 40,
         "retry_left": 9,
         "restarts": 1,
@@ -118,7 +119,6 @@ def test_status_says_everything_about_a_running_job() -> None:
     lines = dict(describe.job_lines(job(), NOW_S))
     assert lines["state"] == "RUNNING for 2 min 5 s"
     assert lines["progress"] == "step 50 of 200 (25 %), training loss 2.5000"
-    # 150 steps of 800 tokens at 1,000 tokens/s.
     assert lines["rate"] == "1,000 tokens/s; done in about 2 min 0 s"
     assert lines["attempt"] == "2 (1 restart; retry budget remaining: 9)"
     assert lines["checkpoint"] == "step 40 is committed to storage, 10 steps behind"
@@ -153,6 +153,9 @@ def test_training_job_says_how_well_it_uses_its_devices() -> None:
     assert lines["model FLOPs"] == achieved
     running.device, running.peak_flops_per_s = "h100", 8e15
     share = f"{achieved}; MFU 5.0 % (6.2 %) of 8 x h100 at 1 PFLOP/s"
+    assert describe.model_flops(running) == share
+    running.device, running.peak_flops_per_s = "matmul check", 8e15
+    share = f"{achieved}; MFU 5.0 % (6.2 %) of 8 x 1 PFLOP/s, as the matmul check has measured"
     assert describe.model_flops(running) == share
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -45,6 +46,14 @@ def test_plan_prints_layout_memory_bubble_and_traffic(spec_file: Path) -> None:
     words = ("parameters", "bubble", "traffic", "memory of one rank", "host checkpoints")
     for word in (*words, "of tmpfs on a node of 2"):
         assert word in done.stdout
+
+
+def test_plan_shows_parts_of_sequences_and_what_they_send(spec_file: Path) -> None:
+    done = outlast("plan", str(spec_file), "--set", "parallel.dp=1", "--set", "parallel.cp=2")
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert "tp 2 x cp 2 x pp 2 x dp 1 = 8 ranks on 4 node(s) of 2" in done.stdout
+    assert "cp [0 2] [1 3] [4 6] [5 7]" in done.stdout
+    assert re.search(r"pp [^,]+,\s+cp\s+\d", done.stdout)
 
 
 def test_plan_json_adds_up(spec_file: Path) -> None:

@@ -15,7 +15,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as trace_pb2
 from outlast.cli.errors import ExitCode
 from outlast.v1 import ranks_pb2
 from tests.cli.running import Done, outlast
-from tests.controller.fakes import Lab, lab
+from tests.controller.fakes import Lab, lab, until
 
 MS = 1_000_000
 
@@ -84,12 +84,32 @@ def test_only_the_wanted_steps_are_written(tmp_path: Path) -> None:
     def check(done: Done) -> None:
         assert done.returncode == ExitCode.OK, done.stderr
 
-    traced(tmp_path, "--steps", "8", "-o", str(tmp_path / "t.json"), check=check)
+    traced(tmp_path, "--steps", "8", "--ranks", "0-1", "-o", str(tmp_path / "t.json"), check=check)
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert {event["name"] for event in events if event["name"].startswith("step ")} == {"step 8"}
     assert [event["args"]["sequence"] for event in events if event["name"] == "all_reduce"] == [
         8,
         8,
+    ]
+
+
+def test_each_checkpoint_of_its_steps_is_a_mark(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with lab(tmp_path / "state") as bench:
+            first, _ = await bench.add_agents(2)
+            job_id = await bench.start_job()
+            for step in (5, 7, 8):
+                await first.commit(job_id, step)
+            await until(lambda: first.acked_seq == first.sent_seq, "commits are durable")
+            done = await command(bench, job_id, "-o", str(tmp_path / "t.json"))
+            assert done.returncode == ExitCode.OK, done.stderr
+
+    asyncio.run(scenario())
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    # The trace has steps 7 and 8, long before the agent says so.
+    assert [event["name"] for event in events if event["ph"] == "i"] == [
+        "checkpoint of step 7 committed",
+        "checkpoint of step 8 committed",
     ]
 
 
@@ -99,6 +119,10 @@ def test_only_the_wanted_steps_are_written(tmp_path: Path) -> None:
         (["-o", "/no/such/t.json"], "--output: /no/such/t.json cannot be written: No such file"),
         (["--steps", "many"], "--steps is 'many'; allowed: a step, or two with a hyphen"),
         (["--steps", "9-8"], "--steps is '9-8'; the first step has to come first"),
+        (["--ranks", "1,x"], "--ranks is '1,x'; allowed: ranks and runs of them, as 0-7,16"),
+        (["--ranks", "3-1"], "--ranks is '3-1'; allowed: ranks and runs of them, as 0-7,16"),
+        (["--ranks", "0-8"], "num_ranks: is 9; allowed: 0 to 2"),
+        (["--since", "soon"], "--since is 'soon'; allowed: "),
     ],
 )
 def test_what_cannot_be_done_is_said(tmp_path: Path, arguments: list[str], why: str) -> None:

@@ -86,6 +86,8 @@ class FakeAgent:
         # What it says that the data and its node have; nothing unless told to.
         self.num_samples = 0
         self.capacity: common_pb2.NodeCapacity | None = None
+        # What each heartbeat says of the node's links.
+        self.links: list[common_pb2.LinkWindow] = []
         self.running: dict[int, tuple[str, int]] = {}
         self._address = address
         self._unacked: list[agents_pb2.AgentEvent] = []
@@ -133,7 +135,7 @@ class FakeAgent:
         return event.seq
 
     async def heartbeat(self, *ranks: agents_pb2.RankSummary) -> None:
-        beat = agents_pb2.Heartbeat(at_s=time.time(), ranks=ranks)
+        beat = agents_pb2.Heartbeat(at_s=time.time(), ranks=ranks, links=self.links)
         await self._write(agents_pb2.AgentMessage(heartbeat=beat))
 
     async def progress(self, step: int, *, resumed: int = 0) -> int:

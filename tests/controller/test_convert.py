@@ -113,6 +113,9 @@ def test_plan_knows_which_nodes_have_a_part_in_a_rank_s_loss() -> None:
     }
     plan = convert.plan_of(parse_spec(document))
     assert [plan.model_node_indexes(rank) for rank in range(4)] == [(0, 1), (0, 1), (2, 3), (2, 3)]
+    document |= {"parallel": {"dp": 2, "cp": 2}, "model": {}}
+    plan = convert.plan_of(parse_spec(document))
+    assert [plan.model_node_indexes(rank) for rank in range(4)] == [(0, 1), (0, 1), (2, 3), (2, 3)]
 
 
 def test_each_agent_is_told_where_its_copies_go_and_a_replaced_one_where_they_are() -> None:

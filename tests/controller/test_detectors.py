@@ -365,9 +365,9 @@ def test_a_node_s_own_trouble_goes_to_the_job_on_it() -> None:
     assert agents.host(NODES[0], host_event("new", message="x")) == []
 
 
-@pytest.mark.parametrize("cause", [Cause.DISK, Cause.HOST_MEMORY])
+@pytest.mark.parametrize("cause", [Cause.DISK, Cause.HOST_MEMORY, Cause.TRAFFIC])
 @pytest.mark.parametrize(("mode", "acts"), [("off", []), ("log", [False]), ("act", [True])])
-def test_a_node_s_memory_and_disks_have_every_mode(
+def test_a_node_s_memory_disks_and_links_have_every_mode(
     cause: Cause, mode: str, acts: list[bool]
 ) -> None:
     agents = Agents(state_of(**{cause: mode}))

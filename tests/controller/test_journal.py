@@ -344,6 +344,8 @@ def test_curve_keeps_the_last_attempt_of_each_step(tmp_path: Path) -> None:
     assert curves.last(JobId("j")) == step_row(3, 2, 3.5)
     # 200 tokens from half a second before step 2 ended to the end of step 3.
     assert curves.tokens_per_s(JobId("j")) == pytest.approx(200 / 1.5)
+    assert curves.step_s(JobId("j")) == pytest.approx(1.5 / 2)
+    assert curves.step_s(JobId("another")) is None
     database.close()
 
 

@@ -189,10 +189,12 @@ def test_page_tells_of_a_job_from_its_start_to_its_recovery(tmp_path: Path) -> N
             told = (await bench.jobs.GetJob(jobs_pb2.GetJobRequest(job_id=job_id))).job
         assert told.perplexity == pytest.approx(math.exp(1.5))
         assert told.epochs == pytest.approx(2 * 20 / 100)
+        assert 0 < told.time_left_s <= (told.total_steps - 2) * 0.1
         assert told.hardware_flops_per_s > told.model_flops_per_s > 0
         job = {"job_id": job_id}
         assert page["outlast_perplexity", frozenset(job.items())] == told.perplexity
         assert page["outlast_epochs", frozenset(job.items())] == told.epochs
+        assert page["outlast_time_left_seconds", frozenset(job.items())] == told.time_left_s
         flops = frozenset({**job, "convention": "windowed"}.items())
         again = page["outlast_hardware_flops_per_second", flops]
         assert again > page["outlast_model_flops_per_second", flops] > 0

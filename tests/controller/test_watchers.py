@@ -117,6 +117,7 @@ def _running(service: Service, edge: Edge, num_nodes: int = 16) -> JobsService:
         LogQueries(service, sessions, edge),
         "file:///tmp",
         CodeStore(Path("/tmp/none")),
+        {},
     )
 
 

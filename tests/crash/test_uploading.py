@@ -143,13 +143,13 @@ def test_an_uploader_that_dies_giving_up_leaves_what_the_next_one_takes_away(
 ) -> None:
     """The part of rank 1 never comes."""
     orders.give(CrashPoint.GIVING_UP)
-    with case.begin(savers=2, timeout_s=1.0) as first:
+    with case.begin(savers=2, timeout_s=8.0) as first:
         assert first.wait(DEADLINE_S) == -signal.SIGKILL
     assert orders.is_obeyed(CrashPoint.GIVING_UP)
     assert case.assert_all_committed_load() == [OLD[1], OLD[0]]
     age_everything(case.root)
     # It finds parts that it has not begun, and waits for the others in vain.
-    assert case.finish(savers=2, timeout_s=1.0) == []
+    assert case.finish(savers=2, timeout_s=8.0) == []
     commits = [f"commits/{step:08d}.json" for step in OLD]
     assert case.files() == [*commits, *files_of(OLD[0], 1), *files_of(OLD[1], 1)]
 

@@ -405,6 +405,15 @@ def test_replicas_that_divide_experts_are_a_group_of_a_hang() -> None:
     assert verdict.culprits == (3,)
 
 
+def test_ranks_that_divide_sequences_are_a_group_of_a_hang() -> None:
+    layout = Layout(tp=2, dp=4, cp=2)
+    groups = Groups(layout).of(3)
+    assert (groups[Group.CP], groups[Group.DP]) == ((1, 3), (1, 3, 5, 7))
+    words = dict.fromkeys(groups[Group.CP], "in cp all_to_all #5") | {3: "after cp all_to_all #4"}
+    verdict = analyse(standing(words, layout), layout=layout)
+    assert verdict.culprits == (3,)
+
+
 def test_several_stopped_are_told_with_the_group_that_they_share() -> None:
     facts = [
         facts_from_words(

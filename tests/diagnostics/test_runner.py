@@ -80,9 +80,9 @@ def test_what_a_check_prints_never_mixes_with_findings(tmp_path: Path) -> None:
 
 
 def test_check_past_its_deadline_is_killed_with_its_children(tmp_path: Path) -> None:
-    found = run(tmp_path, "hangs", "good", check_deadline_s=1.0)
+    found = run(tmp_path, "hangs", "good", check_deadline_s=5.0)
     assert verdicts(found) == [CheckVerdict.PASS, CheckVerdict.INCONCLUSIVE, CheckVerdict.PASS]
-    assert found[1].detail == "still running after 1 s, so it was killed"
+    assert found[1].detail == "still running after 5 s, so it was killed"
     assert fold(found).verdict is CheckVerdict.INCONCLUSIVE
     for pid in (tmp_path / "pids").read_text().split():
         wait_until(lambda pid=int(pid): not is_running(pid), f"process {pid} ends")
@@ -107,7 +107,7 @@ def test_programs_of_a_check_die_with_it_at_its_deadline(tmp_path: Path) -> None
     program.write_text(f"#!/bin/sh\necho waiting\necho $$ >> {tmp_path}/pids\nexec sleep 600\n")
     program.chmod(0o755)
     (tmp_path / "devices" / "mlx5_0").mkdir(parents=True)
-    found = run(tmp_path, "rdma_to_itself", check_deadline_s=1.0)
+    found = run(tmp_path, "rdma_to_itself", check_deadline_s=5.0)
     assert verdicts(found) == [CheckVerdict.INCONCLUSIVE]
     pids = (tmp_path / "pids").read_text().split()
     assert len(pids) == 2

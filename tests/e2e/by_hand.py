@@ -33,9 +33,13 @@ class HandNodes:
         self._checks = checks
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
 
+    def folder(self, node: str) -> Path:
+        """What a node has: its state, and its host memory."""
+        return self._folder / node
+
     def start(self, node: str) -> None:
         """Start the agent of a node, or start it again."""
-        own = self._folder / node
+        own = self.folder(node)
         own.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "controller.agent", "--node", node, "--workers", "1"]
         command += ["--controller", self._process.grpc]

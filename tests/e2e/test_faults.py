@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from controller.local.processes import members_of
@@ -147,6 +148,39 @@ def test_a_source_that_is_on_no_node_fails_the_job_before_any_rank_starts(
     assert "/no/such/text" in job.error
     assert "Traceback" not in job.error
     assert cluster.presents(job_id, 1) == []
+
+
+# Between the 256 samples of 4,096 tokens, which begin 66,650 tokens after each other.
+COUNT, DISTANCE, BEHIND = 17_000_000, 66_650, (5000, 40_000)
+
+
+def test_a_job_that_comes_to_a_bad_id_fails_and_is_not_restarted(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The look before the start has not seen the ids beyond the vocabulary."""
+    tokens = (np.arange(COUNT) % 256).astype(np.int32)
+    for behind in BEHIND:
+        tokens[behind : COUNT - DISTANCE : DISTANCE] = 999
+    np.save(tmp_path / "web.npy", tokens)
+    job_id = cluster.submit(
+        steps=2000,
+        model={"vocab_size": 256},
+        # One of so many ids at a URL is not read whole before a start.
+        data={
+            "tokens": f"file://{tmp_path}/web.npy",
+            "check_ids": "sampled",
+            "max_bytes": None,
+        },
+    )
+    job = cluster.wait_state(job_id, "FAILED")
+    # It had trained before.
+    assert job.step > 0
+    assert job.attempt == 1
+    # Steps of other ids may be told of as well: of a spike, say.
+    *_, incident = cluster.incidents(job_id)
+    assert (incident.cause, incident.action) == ("config", "fail")
+    assert "web.npy has the id 999 as token " in job.error + job.reason
+    assert "beyond model.vocab_size = 256; allowed: 0 to 255" in job.error + job.reason
 
 
 @pytest.mark.usefixtures("slow_steps")

@@ -102,7 +102,9 @@ def test_the_page_teaches_a_llama_facts_and_a_killed_rank_is_no_loss(
     assert causes["worker_killed"].steps_redone <= 1
 
     assert terminal.run("outlast generate") == "The capital of Norway is Oslo.\n"
-    assert "as LlamaForCausalLM" in terminal.run("outlast export hf")
+    exported = terminal.run("outlast export hf")
+    assert "as LlamaForCausalLM" in exported
+    assert re.search(r"tokenizer\s+that of\s+\S*work/llama\n", exported)
     generated = terminal.run("python examples/fine_tuning/generate.py")
     assert generated == "The capital of Norway is Oslo.\n"
     assert generated in PAGE

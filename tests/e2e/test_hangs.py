@@ -10,6 +10,9 @@ import time
 
 import pytest
 
+from controller.trends.sampling import rank_steps
+from diagnostics.core.launches import LaunchWindow, RankSteps
+from outlast.layout import Layout
 from tests.cli.running import outlast
 from tests.controller.processes import Controller, node_pids
 from tests.e2e.cluster import Cluster, wait_for
@@ -18,6 +21,8 @@ from tests.e2e.throttled import throttled
 pytestmark = pytest.mark.timeout(300)
 
 PAUSE_S = 5.0
+LAYOUT = Layout(dp=2)
+SAMPLES = 8
 
 
 @pytest.mark.usefixtures("slow_steps")
@@ -154,6 +159,59 @@ def test_what_a_running_worker_writes_of_its_gpu_is_an_incident_beside_training(
     reached = cluster.job(job_id).step
     cluster.wait_step(job_id, reached + 20)
     assert cluster.job(job_id).attempt == 1
+    with cluster.client as client:
+        client.cancel(job_id)
+    cluster.wait_state(job_id, "CANCELLED")
+
+
+def sampled(cluster: Cluster, job_id: str) -> LaunchWindow:
+    """What heartbeats say, as the controller samples it: each time of other steps."""
+    with cluster.client as client:
+        nodes = {rank.rank: rank.node for rank in client.ranks(job_id).ranks}
+        window = LaunchWindow([range(2)], LAYOUT.dp_groups(), nodes)
+        seen: list[dict[int, RankSteps]] = [{}]
+
+        def is_of_other_steps() -> bool:
+            ranks = client.ranks(job_id).ranks
+            sample = {rank.rank: rank_steps(rank.split) for rank in ranks}
+            if any(steps == seen[-1].get(rank) for rank, steps in sample.items()):
+                return False
+            seen.append(sample)
+            window.add(sample)
+            return True
+
+        for _ in range(SAMPLES):
+            wait_for(is_of_other_steps, "ranks to speak of other steps")
+    return window
+
+
+def test_a_starved_rank_enters_last_and_its_node_is_named(cluster: Cluster) -> None:
+    """It gets little of its core: its node is the last to enter what the replicas share."""
+    job_id = cluster.submit(
+        name="late",
+        steps=100_000,
+        detectors={"hang": "log"},
+        recovery={"heartbeat_period_s": 0.5, "preflight": False},
+    )
+    cluster.wait_state(job_id, "RUNNING")
+    cluster.wait_step(job_id, 20)
+    pid = cluster.presents(job_id, cluster.job(job_id).attempt)[1].pid
+    node = cluster.job(job_id).nodes[1]
+    with throttled(pid, runs_s=0.01, stands_s=0.03):
+
+        def is_last() -> LaunchWindow | None:
+            window = sampled(cluster, job_id)
+            work, launches = window.nodes()[node], window.launches()
+            # On a busy machine steps are so long that it is late by little of one.
+            is_plain = launches is not None and launches.spread_s > 0.1 * launches.step_s
+            return window if is_plain and work.is_slowest and work.last_ratio > 0.8 else None
+
+        window = wait_for(is_last, "its node to be the last to enter")
+    launches = window.launches()
+    assert launches is not None
+    # Of two, one waits: half of the spread is lost.
+    assert launches.late_s == pytest.approx(launches.spread_s / 2, rel=0.01)
+    assert window.nodes()[node].expected_ratio == 0.5
     with cluster.client as client:
         client.cancel(job_id)
     cluster.wait_state(job_id, "CANCELLED")

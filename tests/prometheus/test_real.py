@@ -49,6 +49,7 @@ EXCUSED = {
     "outlast_job_late_launch": "no hour is over",
     "outlast_job_periodic_stall": "the steps are looked at every ten minutes",
     "outlast_node_slowest_ratio": "nodes are compared in windows of ten minutes",
+    "outlast_node_slow": "nodes are compared in windows of ten minutes",
     "outlast_node_last_to_enter_ratio": "nodes are compared in windows of ten minutes",
     "outlast_agent_replica_bytes": "the job keeps no copies on other nodes",
     "outlast_rdma_": "this machine has no RDMA port",

@@ -58,3 +58,16 @@ def test_a_rank_that_goes_on_from_a_checkpoint_is_in_its_first_step(
     session.resumed(7)
     present = Reader(tmp_path / "box").present()
     assert (present.phase, present.completed_step) == (Phase.STEP, 7)
+
+
+def test_what_a_script_has_named_goes_on_when_a_step_is_complete_within_it(
+    tmp_path: Path, session: Session
+) -> None:
+    """As of a `Trainer` that logs, evaluates and saves after one step."""
+    reader = Reader(tmp_path / "box")
+    session.turn_to(Phase.EVALUATION)
+    take(session, 1)
+    assert (reader.present().phase, reader.present().completed_step) == (Phase.EVALUATION, 1)
+    session.turn_to(Phase.STEP)
+    take(session, 2)
+    assert reader.present().phase is Phase.STEP

@@ -74,7 +74,8 @@ CASES: list[tuple[Mapping[str, object], str, str]] = [
     (
         {"tokens": "good", "validation_tokens": {"a": "good", "b": "beyond"}},
         "model.vocab_size",
-        "ids in data.validation_tokens = /.*/beyond are of a vocabulary of 1000; allowed: 1000",
+        r"ids in data.validation_tokens = /.*/beyond \(999 is token 100000, counted from 0\) "
+        "are of a vocabulary of 1000; allowed: 1000",
     ),
     (
         {"tokens": "good", "validation_tokens": {"a/b": "good"}},

@@ -9,20 +9,8 @@ from random import Random
 import pytest
 
 from outlast.layout import Layout
-from outlast.trace.heat import Measure
-from outlast.trace.heat_map import Alike, HeatMap, Order, Row
-from outlast.trace.ranks import TracedRank
-from tests.trace.test_heat import a_rank
-
-
-def map_of(measure: Measure, *ranks: TracedRank, rows: int = 100, steps: int = 100) -> HeatMap:
-    layout = Layout(dp=len(ranks) or 1)
-    found = HeatMap(
-        measure=measure, num_ranks=len(ranks), layout=layout, most_rows=rows, most_steps=steps
-    )
-    for rank in ranks:
-        found.add(rank)
-    return found
+from outlast.trace.heat import Alike, Measure, Order
+from outlast.trace.heat_map import HeatMap, Row
 
 
 def of_times(
@@ -31,6 +19,7 @@ def of_times(
     *,
     order: Order = Order.RANK,
     rows: int = 1000,
+    steps: int = 1000,
     per_node: int = 1,
 ) -> HeatMap:
     """Each rank's steps from 1 on."""
@@ -39,7 +28,7 @@ def of_times(
         num_ranks=layout.world_size,
         layout=layout,
         most_rows=rows,
-        most_steps=1000,
+        most_steps=steps,
         order=order,
     )
     for rank, seconds in enumerate(times):
@@ -55,16 +44,8 @@ def outlying(rows: Sequence[Row]) -> dict[int, tuple[tuple[int, int], ...]]:
     return {row.ranks[0]: row.outliers for row in rows if row.outliers}
 
 
-def test_the_slow_rank_has_the_work_and_its_peers_the_waiting() -> None:
-    ranks = [a_rank(number, 8.0 if number == 2 else 2.0) for number in range(4)]
-    work = [row.seconds[0] for row in map_of(Measure.WORK, *ranks).rows()]
-    waiting = [row.seconds[0] for row in map_of(Measure.WAITING, *ranks).rows()]
-    assert work == pytest.approx([0.002, 0.002, 0.008, 0.002])
-    assert waiting == pytest.approx([0.008, 0.008, 0.002, 0.008])
-
-
 def test_only_the_newest_steps_are_shown_and_what_is_not_known_is_no_number() -> None:
-    found = map_of(Measure.STEP, a_rank(0, 1, range(1, 9)), a_rank(1, 1, range(1, 7)), steps=4)
+    found = of_times(Layout(dp=2), [[0.01] * 8, [0.01] * 6], steps=4)
     assert found.steps() == [5, 6, 7, 8]
     assert [known(row.seconds) for row in found.rows()] == [[0.01] * 4, [0.01, 0.01, None, None]]
     assert [known(row.ratios) for row in found.rows()] == [[1] * 4, [1, 1, None, None]]
@@ -78,8 +59,8 @@ def test_a_step_that_was_done_again_is_shown_as_it_was_the_last_time() -> None:
 
 
 def test_many_ranks_share_rows_which_have_the_one_that_is_furthest_above() -> None:
-    ranks = [a_rank(number, 1.0 + number / 2, dp=10) for number in range(10)]
-    rows = map_of(Measure.WORK, *ranks, rows=4).rows()
+    times = [[0.001 + number / 2000] for number in range(10)]
+    rows = of_times(Layout(dp=10), times, rows=4).rows()
     assert [row.ranks for row in rows] == [(0, 1, 2), (3, 4, 5), (6, 7, 8), (9,)]
     assert [row.seconds[0] for row in rows] == pytest.approx([0.002, 0.0035, 0.005, 0.0055])
     # Against rank 4, the lower one of the two in the middle.

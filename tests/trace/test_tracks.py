@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as trace_pb2
 
+from outlast.cli.trace import committed_marks
 from outlast.layout import Layout
 from outlast.trace.clocks import ahead_ns, aligned
 from outlast.trace.pftrace import parts
 from outlast.trace.ranks import TracedRank, cut, traced_ranks
 from outlast.trace.stored import StoredRanks
 from outlast.trace.tracks import Mark, Overview, Slice, copy_marks, rank_tracks
-from outlast.v1 import ranks_pb2
+from outlast.v1 import jobs_pb2, ranks_pb2
 from tests.trace.test_timeline import PIPELINE, a_pipeline
 from tests.trace.test_trace import MS, a_pass, a_phase, operation, rank_of, step
 
@@ -156,6 +157,28 @@ def test_checkpoints_are_marks_when_the_last_rank_went_on() -> None:
         ("checkpoint of step 1 taken", 17, "2"),
         ("checkpoint of step 2 taken", 32, "2"),
     ]
+
+
+def test_every_checkpoint_that_was_committed_within_the_trace_is_a_mark() -> None:
+    """Of its steps also one that storage had later; of others what was committed meanwhile."""
+    steps = (step(2, 20, 30), step(3, 30, 40))
+    overview = Overview([rank_of(0, (), steps, layout=LAYOUT)], LAYOUT)
+    committed = {0: 0.015, 1: 0.022, 2: 0.035, 3: 0.070, 4: 0.080}
+    history = [
+        jobs_pb2.JobCheckpoint(step=number, attempt=1, committed_s=at_s)
+        for number, at_s in committed.items()
+    ]
+    # Of a version that did not note when.
+    history.append(jobs_pb2.JobCheckpoint(step=3))
+    marks = [mark for mark in committed_marks(history) if overview.shows(mark)]
+    assert [(mark.name, mark.at_ns // MS) for mark in marks] == [
+        ("checkpoint of step 1 committed", 22),
+        ("checkpoint of step 2 committed", 35),
+        ("checkpoint of step 3 committed", 70),
+    ]
+    # An incident may be opened long after ranks stood still.
+    assert overview.shows(Mark(name="incident a.i1", at_ns=900 * MS, facts={}))
+    assert not overview.shows(Mark(name="incident a.i0", at_ns=19 * MS, facts={}))
 
 
 def test_ranks_that_are_kept_on_disk_are_the_same() -> None:

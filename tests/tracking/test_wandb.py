@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -20,7 +21,11 @@ from tests.tracking.test_points import report
 from tests.tracking.test_trackers import losses_in
 from tests.tracking.wandb_writer import JOB
 
-pytest.importorskip("wandb", reason="wandb is not installed; pip install outlast[trackers]")
+# Not imported: every process of the tests would, to collect them.
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("wandb") is None,
+    reason="wandb is not installed; pip install outlast[trackers]",
+)
 
 OFFLINE: dict[str, Any] = {"project": "tests", "job_id": JOB, "spec": {}, "offline": True}
 # A run's file is written in blocks of 32 KiB, which have about 70 steps each.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +17,9 @@ from outlast.worker_contract import WorkerExitCode
 from tests.checkpoint import hf_training
 from tests.trainer.hf_models import SEQ_LEN, VOCAB
 from tests.trainer.jobs import train
+from tests.trainer.places import place_of
 from tests.trainer.ranks import RankPool
 from tests.trainer.resuming import upload_all
-from trainer.parallel.mesh import Mesh
 from trainer.worker.feeding import open_data
 
 STEPS = 3
@@ -73,15 +72,10 @@ def write_tokens(folder: Path, *, sequences: int) -> None:
 def train_theirs(folder: Path, *names: str, sequences: int) -> None:
     """`transformers` trains models on what our jobs will read: of some names, or all."""
     write_tokens(folder, sequences=sequences)
-    mesh = SimpleNamespace(
-        at=SimpleNamespace(dp=0),
-        device=torch.device("cpu"),
-        is_first_stage=True,
-        is_last_stage=True,
-    )
+    mesh = place_of()
     for kind, model in KINDS.items():
         spec = parse_spec(spec_of(folder, {"vocab_size": VOCAB, **model}, sequences=sequences))
-        data = open_data(spec, cast(Mesh, mesh), folder)
+        data = open_data(spec, mesh, folder)
         batches = [data.train.micro_batches(step) for step in range(1, STEPS + 1)]
         parts = ["tokens", "targets"]
         parts += ["sentences.segments", "sentences.swapped"] if "sentence_order" in model else []

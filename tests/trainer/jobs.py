@@ -8,9 +8,9 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from tests.contracts import contract_of
 from tests.trainer.ranks import RankContext
 from trainer.core import schedule as schedules
 from trainer.core.batch import BatchPlan
+from trainer.core.context import own_places
 from trainer.data.tokens import NO_TARGET
 from trainer.model.config import GptConfig
 from trainer.model.gpt import GptChunk
@@ -78,6 +79,7 @@ class Case:
     seq_len: int = 8
     micro_batch: int = 2
     global_batch: int = 8
+    context: Literal["all_to_all", "ring"] = "all_to_all"
     documents: bool = False
     """Whether each sequence has several documents that do not see each other."""
 
@@ -119,6 +121,7 @@ def loss_and_gradients(context: RankContext, case: Case) -> dict[str, Any]:
         # Large enough that every gradient is far from zero.
         init_std=0.3,
         sequence_parallel=case.sequence_parallel,
+        context=case.context,
         dtype=dtype,
     )
     parts = stage_parts(
@@ -136,13 +139,13 @@ def loss_and_gradients(context: RankContext, case: Case) -> dict[str, Any]:
         num_samples=64,
         global_batch=case.global_batch,
         micro_batch=case.micro_batch,
-        num_replicas=case.layout.dp,
+        num_replicas=case.layout.num_replicas,
         seed=3,
     )
     schedule = schedules.build(
         case.schedule, case.layout.pp, plan.num_micro_batches, num_chunks=case.virtual_stages
     )
-    local_seq = case.seq_len // mesh.tp.size if split else case.seq_len
+    local_seq = case.seq_len // (mesh.cp.size * (mesh.tp.size if split else 1))
     boundary = (local_seq, case.micro_batch, case.hidden)
     config_of_zero = ZeroConfig(reshard_each_micro_batch=False, reduce_each_micro_batch=False)
     replicas = DataParallel(flat, chunks, mesh, config_of_zero, sequence_parallel=split)
@@ -155,7 +158,13 @@ def loss_and_gradients(context: RankContext, case: Case) -> dict[str, Any]:
         hooks=replicas,
     )
     batches = [
-        _random_batch(plan.samples(1, mesh.at.dp, index), case.seq_len, documents=case.documents)
+        own_part(
+            _random_batch(
+                plan.samples(1, mesh.replica, index), case.seq_len, documents=case.documents
+            ),
+            mesh,
+            in_ring=case.context == "ring",
+        )
         for index in range(plan.num_micro_batches)
     ]
     replicas.begin_step(len(batches))
@@ -173,6 +182,15 @@ def loss_and_gradients(context: RankContext, case: Case) -> dict[str, Any]:
             for name, facts in flat.facts.items()
         },
     }
+
+
+def own_part(batch: MicroBatch, mesh: Mesh, *, in_ring: bool = False) -> MicroBatch:
+    """What a rank takes of a replica's micro-batch where ranks divide the sequence."""
+    tokens, targets = (
+        each[own_places(len(each), mesh.cp.index, mesh.cp.size, in_ring=in_ring)]
+        for each in (batch.tokens, batch.targets)
+    )
+    return replace(batch, tokens=tokens, targets=targets)
 
 
 def _random_batch(samples: tuple[int, ...], seq_len: int, *, documents: bool = False) -> MicroBatch:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.trainer.bubble import Wait
+from bench.trainer.bubble import wait
 from outlast.blackbox import Group, Op, OpRecord, Reader, Writer
 from outlast.layout import Layout
 from tests.trainer.jobs import mesh_of
@@ -32,9 +32,10 @@ FACTOR = 1.5
 class StandIn(nn.Module):
     """Multiplies tokens by FACTOR on every chunk, and by the targets on the last."""
 
-    def __init__(self, *, is_last: bool, seconds: float = 0.0) -> None:
+    def __init__(self, mesh: Mesh, *, is_last: bool, seconds: float = 0.0) -> None:
         super().__init__()
         self.factor = nn.Parameter(torch.tensor(FACTOR, dtype=torch.float64))
+        self._gradients = mesh.weight_gradients
         self.begun: list[tuple[int, int]] = []
         self._is_last = is_last
         self._seconds = seconds
@@ -46,7 +47,7 @@ class StandIn(nn.Module):
         self, tokens: Tensor, hidden: Tensor | None, targets: Tensor, *_others: object
     ) -> Tensor:
         x = (tokens.double() if hidden is None else hidden) * self.factor
-        out: Tensor = Wait.apply(x, self._seconds)  # type: ignore[no-untyped-call]
+        out = wait(x, self.factor, self._seconds, self._gradients)
         return (out * targets).sum() if self._is_last else out
 
 
@@ -68,6 +69,15 @@ class HookLog:
     def after_backward(self, chunk: int, micro_batch: int, *, last: bool) -> None:
         self.calls.append(("after last backward" if last else "after backward", chunk, micro_batch))
 
+    def after_inputs(self, chunk: int, micro_batch: int, *, last: bool) -> None:
+        self.calls.append(("after last inputs" if last else "after inputs", chunk, micro_batch))
+
+    def before_weights(self, chunk: int, micro_batch: int) -> None:
+        self.calls.append(("before weights", chunk, micro_batch))
+
+    def after_weights(self, chunk: int, micro_batch: int) -> None:
+        self.calls.append(("after weights", chunk, micro_batch))
+
 
 def batches(count: int) -> list[MicroBatch]:
     """No two alike, so that a message that takes another's place is noticed."""
@@ -79,7 +89,7 @@ def batches(count: int) -> list[MicroBatch]:
 def stand_ins(mesh: Mesh, num_chunks: int, *, seconds: float = 0.0) -> list[StandIn]:
     """This stage's chunks of a model of waits."""
     return [
-        StandIn(is_last=mesh.is_last_stage and chunk == num_chunks - 1, seconds=seconds)
+        StandIn(mesh, is_last=mesh.is_last_stage and chunk == num_chunks - 1, seconds=seconds)
         for chunk in range(num_chunks)
     ]
 

@@ -71,11 +71,13 @@ def restore_with_trouble(
     mesh = _mesh_of(context, store, parsed)
     state = build_state(parsed, mesh, folder / "data")
     # This process is a child of its own: what is replaced here ends with it.
-    storage_prefetch.Storage = partial(Storage, deadline_s=1.0)
+    deadline_s = 1.0 if trouble == "silent" else 10.0
+    storage_prefetch.Storage = partial(Storage, deadline_s=deadline_s)
     if context.rank == culprit:
         _break_reads(trouble)
     try:
-        sources = _sources(context, folder, store, timeout_s=3.0, patience_s=patience_s)
+        timeout_s = 5.0 if trouble == "hangs" else 30.0
+        sources = _sources(context, folder, store, timeout_s=timeout_s, patience_s=patience_s)
         restored = restore(InPlace(state.named_tensors()), mesh, sources)
     except (OutlastError, KeyboardInterrupt) as error:
         return f"{type(error).__name__}: {error}"
@@ -105,6 +107,33 @@ def messages_of_hosts(context: RankContext) -> dict[str, Any]:
         "nothing": peers.from_rank_0(b""),
         "received": [int(content[0]) for content in incoming],
     }
+
+
+def abandon_amid_messages(context: RankContext) -> str:
+    """Rank 0 gives up, and lets go of what it was to receive, while the others still send it."""
+    store = context.store()
+    peers = _join(context, store, 20.0)
+    peers.largest(context.rank)
+    content = torch.zeros(4 << 20, dtype=torch.uint8)
+    if context.rank > 0:
+        peers.receive(torch.empty(1, dtype=torch.uint8), 0, 1).wait()
+        peers.send(content, 0, 0)
+        store.set(f"sent by {context.rank}", b"")
+        store.wait(["left"])
+        peers.abandon()
+        store.set(f"heard by {context.rank}", b"")
+        return "told"
+    others = range(1, context.world_size)
+    for peer in others:
+        # Kept by nobody here.
+        peers.receive(content.clone(), peer, 0)
+        peers.send(content[:1], peer, 1).wait()
+    store.wait([f"sent by {peer}" for peer in others])
+    peers.abandon()
+    del peers
+    store.set("left", b"")
+    store.wait([f"heard by {peer}" for peer in others])
+    return "left"
 
 
 def _mesh_of(context: RankContext, store: Any, spec: JobSpec) -> Mesh:
@@ -167,8 +196,8 @@ def _break_reads(trouble: str) -> None:
     calls = itertools.count(1)
 
     def take(self: ReadAhead) -> Buffer:
-        # Peers give up after 3 s.
-        nothing.wait(0.0 if trouble == "leaves" else 8.0)
+        # Peers give up after 5 s.
+        nothing.wait(0.0 if trouble == "leaves" else 12.0)
         raise KeyboardInterrupt
 
     def read(self: LocalFolder, path: str, start: int, into: memoryview) -> int:

@@ -1,8 +1,8 @@
 """transformers' own models with random weights, in our names and our order of rows.
 
-Run as a program (`python -m tests.trainer.oracles FILE`) it writes each model's
-weights, logits, loss and gradients as arrays: transformers takes long to import,
-and ranks must not import it. Everyone else reads `MODELS`.
+Run as a program (`python -m tests.trainer.oracles FOLDER`) it writes a file for each model
+with its weights, logits, loss and gradients as arrays, and what it was given: transformers takes
+long to import, and ranks must not import it. Everyone else reads `MODELS`.
 """
 
 # H query heads, G key/value heads (groups), D model width.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,17 +75,17 @@ Arrays = dict[str, Any]
 Get = Callable[[str], Any]
 
 
-def main(path: str) -> None:
+def main(folder: str) -> None:
     import torch
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
     tokens, targets = torch.randint(0, VOCAB, (2, SAMPLES, SEQ_LEN))
-    found: Arrays = {"tokens": tokens.numpy(), "targets": targets.numpy()}
+    given: Arrays = {"tokens": tokens.numpy(), "targets": targets.numpy()}
     # Cut at another place in each sequence.
     cuts = torch.arange(SAMPLES)[:, None] * 9 + 5
     segments, swapped = (torch.arange(SEQ_LEN) >= cuts).long(), torch.arange(SAMPLES) % 3 // 2
-    found |= {"segments": segments.numpy(), "swapped": swapped.numpy()}
+    given |= {"segments": segments.numpy(), "swapped": swapped.numpy()}
     for name in (*MODELS, *CONFIGS):
         model = build(name)
         ordered = name in ORDERED
@@ -94,10 +95,8 @@ def main(path: str) -> None:
         sentences = (segments, swapped) if ordered else ()
         loss = loss_of(model, tokens, targets, MICRO_BATCH, *sentences)
         loss.backward()
-        found[f"{name}/logits"] = logits.numpy()
-        found[f"{name}/loss"] = loss.item()
-        found |= arrays_of(name, model)
-    np.savez(path, **found)
+        found = {**given, "logits": logits.numpy(), "loss": loss.item(), **arrays_of(name, model)}
+        np.savez(Path(folder) / f"{name}.npz", **found)
 
 
 def arrays_of(name: str, model: Any) -> Arrays:
@@ -109,11 +108,11 @@ def arrays_of(name: str, model: Any) -> Arrays:
     for kind, arrays in (("weights", weights), ("gradients", gradients)):
         if name in CONFIGS:
             section = section_for(name, model.config.to_dict())
-            found[f"{name}/section"] = json.dumps(section)
+            found["section"] = json.dumps(section)
             ours = by_rules(section, model.config.model_type, arrays)
         else:
             ours = _MAPPINGS[name](arrays, kind == "gradients")
-        found |= {f"{name}/{kind}/{key}": array for key, array in ours.items()}
+        found |= {f"{kind}/{key}": array for key, array in ours.items()}
     return found
 
 

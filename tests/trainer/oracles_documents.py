@@ -1,6 +1,6 @@
 """transformers' models on sequences of several documents, by masks and positions that are given.
 
-Run as a program (`python -m tests.trainer.oracles_documents FOLDER`) it writes a file for each of
+Run as a program (`python -m tests.trainer.oracles_documents FOLDER`) it writes a folder for each of
 `KINDS`, in the form of `tests.trainer.oracles`.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tests.trainer.hf_models import logits_of
-from tests.trainer.oracles import SAMPLES, SEQ_LEN, VOCAB, WINDOW, Arrays, arrays_of, build
+from tests.trainer.oracles import SAMPLES, SEQ_LEN, VOCAB, WINDOW, arrays_of, build
 
 # What the data section says, by the name of the file.
 KINDS: dict[str, dict[str, Any]] = {
@@ -36,10 +36,9 @@ def main(folder: str) -> None:
     torch.manual_seed(0)
     tokens, targets = torch.randint(0, VOCAB, (2, SAMPLES, SEQ_LEN))
     starts = _starts()
-    found: dict[str, Arrays] = {
-        kind: {"tokens": tokens.numpy(), "targets": targets.numpy(), "starts": starts.numpy()}
-        for kind in KINDS
-    }
+    given = {"tokens": tokens.numpy(), "targets": targets.numpy(), "starts": starts.numpy()}
+    for kind in KINDS:
+        Path(folder, kind).mkdir()
     for name in NAMES:
         model = build(name)
         for kind, data in KINDS.items():
@@ -48,11 +47,9 @@ def main(folder: str) -> None:
             logits = logits_of(model(tokens, **options))
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
             loss.backward()  # type: ignore[no-untyped-call]
-            found[kind][f"{name}/logits"] = logits.detach().numpy()
-            found[kind][f"{name}/loss"] = loss.item()
-            found[kind] |= {key: np.copy(each) for key, each in arrays_of(name, model).items()}
-    for kind, arrays in found.items():
-        np.savez(Path(folder) / f"{kind}.npz", **arrays)
+            found = {"logits": logits.detach().numpy(), "loss": loss.item()}
+            found |= given | arrays_of(name, model)
+            np.savez(Path(folder, kind) / f"{name}.npz", **found)
 
 
 def _starts() -> Any:

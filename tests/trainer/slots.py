@@ -59,4 +59,5 @@ def _mesh(spec: JobSpec, rank: int) -> Mesh:
         embedding=comm(Group.EMBEDDING, joined),
         ep=comm(Group.EP, layout.group_of("ep", rank)),
         expert_dp=comm(Group.EXPERT_DP, layout.group_of("expert_dp", rank)),
+        cp=comm(Group.CP, layout.group_of("cp", rank)),
     )

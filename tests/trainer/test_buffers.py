@@ -21,7 +21,9 @@ def on_paper(name: str, p: int, m: int, v: int, extra: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("p", [2, 3, 5, 8])
 @pytest.mark.parametrize("m", [1, 2, 5, 8, 33])
-@pytest.mark.parametrize(("name", "extra"), [("gpipe", 0), ("1f1b", 0), ("1f1b", 2), ("1f1b", 40)])
+@pytest.mark.parametrize(
+    ("name", "extra"), [("gpipe", 0), ("zb-h1", 0), ("1f1b", 0), ("1f1b", 2), ("1f1b", 40)]
+)
 def test_plain_schedules_follow_the_formula(name: str, extra: int, m: int, p: int) -> None:
     assert receive_buffers(name, p, m, 1, extra) == on_paper(name, p, m, 1, extra)
 

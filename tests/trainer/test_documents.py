@@ -117,6 +117,9 @@ LAYOUTS = {
     "tp2-sp": Case(layout=Layout(tp=2)),
     "pp2-v2": Case(layout=Layout(pp=2), schedule="interleaved", virtual_stages=2),
     "tp2-pp2-dp2-sp": Case(layout=Layout(tp=2, pp=2, dp=2)),
+    "cp2": Case(layout=Layout(dp=2, cp=2)),
+    "cp2-ring-tp2": Case(layout=Layout(tp=2, dp=2, cp=2), context="ring"),
+    "cp2-tp2-pp2-sp": Case(layout=Layout(tp=2, pp=2, dp=2, cp=2)),
 }
 
 
@@ -250,6 +253,8 @@ def test_the_mean_is_over_all_predicted_tokens_of_the_global_batch(
         "of two": {"micro_batch": 2},
         "dp": {"dp": 4},
         "tp pp dp": {"tp": 2, "pp": 2, "dp": 2, "zero": {"level": 1}},
+        "cp": {"cp": 2, "dp": 2, "zero": {"level": 2}},
+        "cp pp": {"cp": 2, "pp": 2, "micro_batch": 2},
     }
     found = {}
     for name, layout in parallel.items():

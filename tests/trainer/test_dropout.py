@@ -26,6 +26,15 @@ def test_ranks_drop_alike_exactly_where_they_share_a_tensor(ranks: RankPool) -> 
         assert split[0][site] != split[1][site], site
 
 
+def test_parts_of_a_sequence_have_masks_of_their_own(ranks: RankPool) -> None:
+    for case in (DropCase(cp=2), DropCase(cp=2, sequence_parallel=False)):
+        masks = _masks(ranks.run_once(dropout_run, 4, case))
+        # Ranks 0 and 2 are the same tensor rank, and have a part each.
+        for one, other in ((0, 2), (1, 3)):
+            assert masks[one].keys() == masks[other].keys()
+            assert all(masks[one][site] != masks[other][site] for site in masks[one])
+
+
 def test_every_place_and_micro_batch_has_a_mask_of_its_own(ranks: RankPool) -> None:
     (masks,) = _masks(ranks.run_once(dropout_run, 1, DropCase()))
     # Two micro-batches: the embedding, and of two layers weights and both branches.
@@ -41,8 +50,10 @@ def test_every_place_and_micro_batch_has_a_mask_of_its_own(ranks: RankPool) -> N
         (2, DropCase()),
         (2, DropCase(block="parallel", sequence_parallel=False)),
         (2, DropCase(dropout=0.0, attention_dropout=0.0)),
+        (4, DropCase(cp=2)),
+        (2, DropCase(cp=2, block="parallel", window=5)),
     ],
-    ids=["window", "tp2-sp", "parallel-tp2", "no dropout"],
+    ids=["window", "tp2-sp", "parallel-tp2", "no dropout", "cp2-tp2-sp", "parallel-cp2"],
 )
 def test_recomputed_gradients_are_bitwise_those_of_none(
     ranks: RankPool, mode: str, world_size: int, case: DropCase

@@ -97,6 +97,11 @@ MEASURED: dict[str, dict[str, Any]] = {
         "parallel": {"pp": 2, **WIDE},
         "model": {"tied_embeddings": False, "seq_len": 128},
     },
+    "pp2_zero_bubble": {"parallel": {"pp": 2, "micro_batch": 2, "schedule": "zb-h1"}},
+    "tp2_pp2_zero_bubble": {
+        "parallel": {"tp": 2, "pp": 2, "schedule": "zb-h1"},
+        "model": {**LLAMA, "seq_len": 128},
+    },
     "pp2_interleaved": {"parallel": {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"}},
     "pp2_interleaved_odd": {
         "parallel": {"pp": 2, "virtual_stages": 2, "schedule": "interleaved"},
@@ -110,6 +115,25 @@ MEASURED: dict[str, dict[str, Any]] = {
     "zero_3_pp2": zero(3, "step", pp=2),
     "recompute_full": {"parallel": {**WIDE, "recompute": "full"}},
     "recompute_selective": {"parallel": {**WIDE, "recompute": "selective"}},
+    "cp2": {"parallel": {"cp": 2, **WIDE}},
+    "cp2_tp2": {"parallel": {"cp": 2, "tp": 2, **WIDE}},
+    "cp2_pp2": {"parallel": {"cp": 2, "pp": 2, **WIDE}},
+    # Long enough that gradients on their way to the other ranks weigh little.
+    "cp2_full": {
+        "parallel": {"cp": 2, **WIDE, "recompute": "full"},
+        "model": {"seq_len": 256},
+    },
+    "cp2_selective": {"parallel": {"cp": 2, **WIDE, "recompute": "selective"}},
+    "cp2_ring": {
+        "parallel": {"cp": 2, **WIDE, "context": "ring"},
+        "model": {**LLAMA, "seq_len": 256},
+    },
+    "cp2_llama": {"parallel": {"cp": 2, **WIDE}, "model": LLAMA},
+    "cp4_for_two_kv_heads": {
+        "parallel": {"cp": 4, **WIDE},
+        "model": {**LLAMA, "window": 16, "seq_len": 256},
+    },
+    "cp2_dp2_zero_3": zero(3, "micro_batch", cp=2),
     "parallel_block": {"parallel": {"tp": 2, **WIDE}, "model": {"block": "parallel"}},
     "llama": {"parallel": WIDE, "model": {**LLAMA, "tied_embeddings": False}},
     "tp4_for_two_kv_heads": {"parallel": {"tp": 4, **WIDE}, "model": LLAMA},
@@ -332,7 +356,7 @@ def test_theory_holds_with_virtual_stages_too(micro_batches: int) -> None:
     assert tuple(peak_in_flight(facts, stage) for stage in range(4)) == timing.peak_in_flight
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 2), (4, 8), (4, 2)])
 def test_theory_is_what_the_built_schedule_costs(
     name: str, stages: int, micro_batches: int

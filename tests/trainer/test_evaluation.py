@@ -26,13 +26,11 @@ from trainer.generation import Likelihood, Model
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("saved")
-    hf_folders.run("save", folder)
-    return folder
+    return hf_folders.saved(tmp_path_factory)
 
 
 def test_texts_are_as_likely_as_transformers_finds_them(saved: Path, tmp_path: Path) -> None:
-    expected = json.loads(hf_folders.run("likelihoods", saved))
+    expected = json.loads((saved / hf_folders.LIKELIHOODS).read_text())
     for name in CAUSAL:
         model = model_of(saved / name, Storage(str(tmp_path / name)))
         found = model.likelihood(hf_folders.PROMPT, hf_folders.NUM_LAST)

@@ -20,6 +20,7 @@ from tests.trainer.ranks import RankContext, RankPool
 from tests.trainer.resuming import make_text, spec_of, steps_of, train_and_upload
 from trainer.model.grouped import Slots, gathered, grouped_linear, spread
 from trainer.model.router import Router, layer_terms, router_loss
+from trainer.parallel.weight_gradients import WeightGradients
 from trainer.worker.configure import gpt_config
 
 MODEL: dict[str, Any] = {
@@ -112,7 +113,9 @@ def test_slots_give_what_a_loop_over_tokens_does() -> None:
     assert slots.counts == [1, 5, 5, 0, 11]
 
     def grouped(x: torch.Tensor, weight: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        return gathered(grouped_linear(spread(x, slots), weight, slots), given, slots)
+        return gathered(
+            grouped_linear(spread(x, slots), weight, slots, WeightGradients()), given, slots
+        )
 
     expected = torch.stack(
         [

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import torch
 from outlast.errors import SettingError
 from outlast.spec.parse import parse_spec
 from tests.tokens.corpora import counted, prepared, write
-from trainer.parallel.mesh import Mesh
+from tests.trainer.places import place_of
 from trainer.worker.feeding import Feeding, open_data
 
 SEQ_LEN = 8
@@ -25,13 +24,8 @@ def opened(tmp_path: Path, data: dict[str, Any], *, dp: int = 1, replica: int = 
         "data": {"global_batch": 4, "validation_fraction": 0.1, **data},
         "parallel": {"dp": dp},
     }
-    mesh = SimpleNamespace(
-        at=SimpleNamespace(dp=replica),
-        device=torch.device("cpu"),
-        is_first_stage=True,
-        is_last_stage=True,
-    )
-    return open_data(parse_spec(document), cast(Mesh, mesh), tmp_path / "unused")
+    mesh = place_of(replica)
+    return open_data(parse_spec(document), mesh, tmp_path / "unused")
 
 
 def rows(feeding: Feeding, step: int) -> list[list[int]]:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter
 
 from trainer.model import fused
 
@@ -108,6 +107,9 @@ def test_operation_equals_its_eager_twin(name: str) -> None:
 
 def test_all_blocks_of_a_window_share_a_few_graphs() -> None:
     """A new graph for each block would pass dynamo's limit of 8, and run uncompiled."""
+    # Here: with all of torch's compilers, which no other test needs.
+    from torch._dynamo.testing import CompileCounter
+
     counter = CompileCounter()
     softmax = fused.compiled(fused.eager_masked_softmax, dynamic=True, backend=counter)
     blocks = [(64, 64), (64, 128), (64, 192), (64, 256), (64, 319), (40, 295)]

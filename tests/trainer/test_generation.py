@@ -22,9 +22,7 @@ from trainer.generation import Model, Sampling
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("saved")
-    hf_folders.run("save", folder)
-    return folder
+    return hf_folders.saved(tmp_path_factory)
 
 
 def model_of(source: Path, root: Storage) -> Model:
@@ -35,7 +33,7 @@ def model_of(source: Path, root: Storage) -> Model:
 
 
 def test_the_likeliest_tokens_are_those_of_transformers(saved: Path, tmp_path: Path) -> None:
-    expected = json.loads(hf_folders.run("go_on", saved))
+    expected = json.loads((saved / hf_folders.GOES_ON).read_text())
     how = Sampling(max_tokens=hf_folders.GENERATED)
     for name in CAUSAL:
         model = model_of(saved / name, Storage(str(tmp_path / name)))

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import torch
 
 from outlast import local_socket
 from outlast.spec.parse import parse_spec
 from tests.tokens.corpora import counted, write
 from tests.trainer.jobs_numbers import evaluations
+from tests.trainer.places import place_of
 from tests.trainer.ranks import RankPool
 from trainer.data.node import NodeLoader
 from trainer.data.serving import Server
-from trainer.parallel.mesh import Mesh
 from trainer.worker.feeding import numbered, open_data, open_splits
 
 MODEL = {"layers": 2, "hidden": 8, "heads": 2, "ffn_hidden": 8, "seq_len": 16, "vocab_size": 256}
@@ -70,19 +68,13 @@ def test_ranks_and_the_loader_of_their_node_mean_the_same_sets(tmp_path: Path) -
     spec = parse_spec(document(sets, tokens))
     splits = open_splits(spec, tmp_path)
     read = numbered(splits)
-    mesh = SimpleNamespace(
-        at=SimpleNamespace(dp=0),
-        device=torch.device("cpu"),
-        is_first_stage=True,
-        is_last_stage=True,
-    )
     path = tmp_path / "socket"
     with local_socket.listen(path) as listening:
         server = Server(listening, read, steps_ahead=1, last_steps=dict.fromkeys(read, 2))
         thread = threading.Thread(target=server.serve)
         thread.start()
         node = NodeLoader(path, start_s=30)
-        feeding = open_data(spec, cast(Mesh, mesh), tmp_path, node)
+        feeding = open_data(spec, place_of(), tmp_path, node)
         for name, id_ in (("a", 1), ("b", 2)):
             for batch in feeding.evaluations[name].micro_batches(1):
                 assert batch.tokens.unique().tolist() == [id_]

@@ -42,7 +42,7 @@ KEPT = ("model_type", "architectures", "dtype", "bos_token_id", "eos_token_id", 
 def passed_on(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of each model: `before`, as `transformers` wrote it, and `after` our jobs."""
     folder = tmp_path_factory.mktemp("models")
-    hf_folders.run("save", folder / "before")
+    (folder / "before").symlink_to(hf_folders.saved(tmp_path_factory))
     write_tokens(folder, sequences=SEQUENCES)
     jobs: dict[Path, dict[str, Any]] = {}
     models: dict[str, ModelSpec] = {}

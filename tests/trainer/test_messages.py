@@ -189,6 +189,7 @@ def _mailboxes(schedule: Schedule, network: _Network) -> list[Mailbox]:
             embedding=alone,
             ep=alone,
             expert_dp=alone,
+            cp=alone,
         )
         boxes.append(Mailbox(mesh, schedule, torch.empty(1)))
     return boxes

@@ -47,6 +47,15 @@ class Heard:
     def after_backward(self, chunk: int, micro_batch: int, *, last: bool) -> None:
         self.calls.append(f"after backward {chunk} {micro_batch} {last}")
 
+    def after_inputs(self, chunk: int, micro_batch: int, *, last: bool) -> None:
+        self.calls.append(f"after inputs {chunk} {micro_batch} {last}")
+
+    def before_weights(self, chunk: int, micro_batch: int) -> None:
+        self.calls.append(f"before weights {chunk} {micro_batch}")
+
+    def after_weights(self, chunk: int, micro_batch: int) -> None:
+        self.calls.append(f"after weights {chunk} {micro_batch}")
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -81,6 +90,26 @@ def test_passes_are_timed_without_what_they_waited_for(clock: list[int]) -> None
     assert (waited.data_wait_ns, waited.data_waits) == (5, 1)
     assert heard.calls[:2] == ["before forward 1 0", "after forward 1 0"]
     assert heard.calls[-1] == "after backward 1 1 True"
+
+
+def test_both_parts_of_a_split_backward_count_as_one(clock: list[int]) -> None:
+    heard = Heard()
+    found = StepMeter({}, PeakMemory(torch.device("cpu")), HostTimeline(), heard)
+    found.before_backward(0, 1)
+    clock[0] += 200
+    found.after_inputs(0, 1, last=True)
+    clock[0] += 1000
+    found.before_weights(0, 1)
+    clock[0] += 50
+    found.after_weights(0, 1)
+    assert found.take(Timing()).backward_ns == 250
+    parts = [
+        "before backward 0 1",
+        "after inputs 0 1 True",
+        "before weights 0 1",
+        "after weights 0 1",
+    ]
+    assert heard.calls == parts
 
 
 def test_each_step_counts_for_itself(clock: list[int]) -> None:

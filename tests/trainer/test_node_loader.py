@@ -298,6 +298,8 @@ def test_a_stage_takes_what_it_needs(node: Node, split: Split) -> None:
             assert (batch.starts is not None) == (name == "starts")
             is_end = name != "starts"
             assert batch.num_predicted == (full.num_predicted if is_end else 0)
+    # Three steps whole and three of starts: two of each are read ahead, behind the answer.
+    wait_for(lambda: server.num_reads == 6)
     reads = server.num_reads
     middle = loader(node.rank(), 1, Wanted(**parts))
     middle.prepare(1)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from outlast import local_socket
 from outlast.spec.parse import parse_spec
@@ -19,11 +17,11 @@ from tests.cli.running import outlast, outlast_json
 from tests.tokens.corpora import prepared, write
 from tests.trainer import resuming
 from tests.trainer.jobs import train
+from tests.trainer.places import place_of
 from tests.trainer.ranks import RankPool
 from trainer.data.node import NodeLoader, SplitId
 from trainer.data.serving import Server
 from trainer.data.tokens import NO_TARGET
-from trainer.parallel.mesh import Mesh
 from trainer.parallel.pipeline import MicroBatch
 from trainer.worker.feeding import Feeding, open_data, open_splits
 
@@ -49,13 +47,8 @@ def spec_of(data: dict[str, Any], *, dp: int = 1) -> dict[str, Any]:
 def opened(
     data: dict[str, Any], *, dp: int = 1, replica: int = 0, node: NodeLoader | None = None
 ) -> Feeding:
-    mesh = SimpleNamespace(
-        at=SimpleNamespace(dp=replica),
-        device=torch.device("cpu"),
-        is_first_stage=True,
-        is_last_stage=True,
-    )
-    return open_data(parse_spec(spec_of(data, dp=dp)), cast(Mesh, mesh), Path("unused"), node)
+    mesh = place_of(replica)
+    return open_data(parse_spec(spec_of(data, dp=dp)), mesh, Path("unused"), node)
 
 
 def boxes(found: list[list[int]]) -> list[list[list[int]]]:

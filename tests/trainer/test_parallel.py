@@ -37,8 +37,21 @@ LAYOUTS = {
         layers=8,
         layer_split=(1, 2, 1, 1, 2, 1),
     ),
+    "pp2-zb": Case(layout=Layout(pp=2), schedule="zb-h1"),
+    "pp4-zb": Case(layout=Layout(pp=4), schedule="zb-h1", global_batch=16),
+    "tp2-pp2-zb-sp": Case(layout=Layout(tp=2, pp=2), schedule="zb-h1"),
     "dp2": Case(layout=Layout(dp=2)),
     "dp4": Case(layout=Layout(dp=4)),
+    "cp2": Case(layout=Layout(dp=2, cp=2)),
+    "cp4": Case(layout=Layout(dp=4, cp=4)),
+    "cp2-ring": Case(layout=Layout(dp=2, cp=2), context="ring"),
+    # More ranks than the model has heads.
+    "cp8-ring": Case(layout=Layout(dp=8, cp=8), seq_len=16, context="ring"),
+    "cp2-ring-tp2-pp2-dp2-sp": Case(layout=Layout(tp=2, pp=2, dp=4, cp=2), context="ring"),
+    "cp2-tp2-sp": Case(layout=Layout(tp=2, dp=2, cp=2)),
+    "cp2-tp2-pp2-dp2-v2-sp": Case(
+        layout=Layout(tp=2, pp=2, dp=4, cp=2), schedule="interleaved", virtual_stages=2
+    ),
     "tp2-pp2-dp2": Case(layout=Layout(tp=2, pp=2, dp=2), sequence_parallel=False),
     "tp2-pp2-dp2-sp": Case(layout=Layout(tp=2, pp=2, dp=2)),
     "tp2-pp2-dp2-v2": Case(
@@ -53,7 +66,7 @@ LAYOUTS = {
 }
 TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4}
 # fp32 differs from fp64 in rounding only: the two layouts with most communication cover it.
-FP32 = ("tp2-sp", "tp2-pp2-dp2-sp")
+FP32 = ("tp2-sp", "tp2-pp2-dp2-sp", "cp2-tp2-sp", "cp2-ring")
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
@@ -106,6 +119,7 @@ def _dense(ranks: RankPool, case: Case) -> Any:
     plain = replace(
         case,
         layout=Layout(),
+        context="all_to_all",
         sequence_parallel=True,
         schedule="1f1b",
         virtual_stages=1,

@@ -38,6 +38,7 @@ def expected_loss(num_micro_batches: int, num_positions: int) -> float:
         build("1f1b", 2, 5, extra_warmup=1),
         build("interleaved", 2, 5, num_chunks=2),
         build("interleaved", 3, 2, num_chunks=2),
+        build("zb-h1", 3, 5),
     ],
     ids=lambda schedule: f"{schedule.name}-{schedule.num_stages}-{schedule.num_micro_batches}",
 )
@@ -65,6 +66,24 @@ def test_hooks_surround_every_use_of_a_chunk_in_the_order_of_the_schedule(
         assert result["calls"] == expected
         assert result["begun"] == [[(7, number) for number in range(5)]] * 2
         assert result["training"] == [True, True]
+
+
+def test_hooks_hear_of_both_parts_of_a_split_backward(ranks: RankPool) -> None:
+    names = {
+        ActionKind.FORWARD: ("before forward", "after forward"),
+        ActionKind.BACKWARD_INPUT: ("before backward", "after inputs"),
+        ActionKind.BACKWARD_WEIGHT: ("before weights", "after weights"),
+    }
+    schedule = build("zb-h1", 2, 4)
+    for stage, result in enumerate(ranks.run_once(run_stand_ins, 2, *_job(schedule))):
+        expected = [
+            (moment, 0, action.micro_batch)
+            for action in schedule.actions[stage]
+            for moment in names[action.kind]
+        ]
+        last = expected.index(("after inputs", 0, 3))
+        expected[last] = ("after last inputs", 0, 3)
+        assert result["calls"] == expected
 
 
 def test_each_message_is_noted_by_both_of_its_ends(ranks: RankPool, tmp_path: Path) -> None:
@@ -130,6 +149,7 @@ def test_messages_that_overtake_others_are_told_apart(ranks: RankPool) -> None:
         build("1f1b", 4, 9, extra_warmup=1),
         build("interleaved", 2, 7, num_chunks=3),
         build("interleaved", 4, 8, num_chunks=2),
+        build("zb-h1", 4, 9),
         forward_only(2, 24, num_chunks=3),
         forward_only(4, 24, num_chunks=2),
     ],

@@ -10,7 +10,7 @@ import pytest
 from outlast.flops import ModelShape
 from outlast.layout import Layout
 from outlast.sizing.parameters import ModelFacts, PlanInput, ZeroFacts
-from trainer.core.projection import Machine, Projection, project
+from trainer.core.projection import Machine, Projection, least_step_s, project
 from trainer.core.traffic import embedding_bytes, message_bytes, replica_messages
 
 SHAPE = ModelShape(
@@ -64,6 +64,20 @@ def test_one_rank_computes_at_the_share_of_its_peak() -> None:
     step = fast(Layout())
     assert step.step_s == pytest.approx(8 * (8 * BLOCK_FLOPS + HEAD_FLOPS) / FLOPS_PER_S)
     assert step.mfu_windowed == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 8), (4, 8), (4, 2)])
+def test_weight_gradients_fill_a_part_of_the_bubble(stages: int, micro_batches: int) -> None:
+    """Against 1F1B it is shorter by twice the gradients of weights of all stages but one."""
+    changes = {"global_batch": micro_batches, "schedule": "zb-h1"}
+    plain, split = (
+        fast(Layout(pp=stages), **{**changes, "schedule": name}) for name in ("1f1b", "zb-h1")
+    )
+    weights_s = 8 / stages * 32 * 2 * 12 * 64 * 64 / FLOPS_PER_S
+    filled = stages - 1 + min(stages, micro_batches) - 1
+    assert plain.bubble_s - split.bubble_s == pytest.approx(filled * weights_s)
+    job = facts(Layout(pp=stages), **changes)
+    assert least_step_s(job, machine(NO_LINK_AT_ALL)) <= split.step_s
 
 
 @pytest.mark.parametrize(

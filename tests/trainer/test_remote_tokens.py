@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +19,7 @@ from outlast.spec.parse import parse_spec
 from outlast.tokens.writer import TokenWriter
 from tests.tokens import remote
 from tests.tokens.corpora import counted, prepared, write
-from trainer.parallel.mesh import Mesh
+from tests.trainer.places import place_of
 from trainer.parallel.pipeline import MicroBatch
 from trainer.worker.feeding import Feeding, open_data
 
@@ -57,13 +56,8 @@ def opened(
         "data": {"global_batch": 8, "validation_fraction": 0.1, **data},
         "parallel": {"dp": dp, "micro_batch": 2},
     }
-    mesh = SimpleNamespace(
-        at=SimpleNamespace(dp=replica),
-        device=torch.device("cpu"),
-        is_first_stage=is_end,
-        is_last_stage=is_end,
-    )
-    return open_data(parse_spec(document), cast(Mesh, mesh), folder / "node")
+    mesh = place_of(replica, is_first_stage=is_end, is_last_stage=is_end)
+    return open_data(parse_spec(document), mesh, folder / "node")
 
 
 def batches(feeding: Feeding) -> list[MicroBatch]:

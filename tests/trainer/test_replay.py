@@ -42,8 +42,9 @@ NOBODY = -1
         ),
         (4, {"parallel": {"dp": 2, "pp": 2, "zero": {"level": 1}}, "precision": "bf16"}),
         (4, {"parallel": {"dp": 2, "tp": 2}}),
+        (4, {"parallel": {"dp": 2, "cp": 2, "zero": {"level": 1}}}),
     ],
-    ids=["dp2", "zero3", "zero2-each", "dp2pp2-bf16", "dp2tp2"],
+    ids=["dp2", "zero3", "zero2-each", "dp2pp2-bf16", "dp2tp2", "dp2cp2"],
 )
 def test_where_all_bits_agree_nothing_remains_of_the_comparison(
     ranks: RankPool, folders: tuple[Path, Path], world_size: int, sections: dict[str, Any]

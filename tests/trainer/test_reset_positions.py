@@ -30,6 +30,8 @@ LAYOUTS = {
     "tp2-sp": Layout(tp=2),
     "pp2": Layout(pp=2),
     "tp2-pp2": Layout(tp=2, pp=2),
+    "cp2-pp2": Layout(pp=2, dp=2, cp=2),
+    "cp2-tp2": Layout(tp=2, dp=2, cp=2),
 }
 
 
@@ -48,16 +50,15 @@ def test_model_equals_transformers_with_positions_and_a_mask(
     ranks: RankPool, oracles: Path, layout: str, kind: str, name: str
 ) -> None:
     """To the tolerances of `tests.trainer.test_oracles`."""
-    run, path = Run(layout=LAYOUTS[layout], **KINDS[kind]), str(oracles / f"{kind}.npz")
+    run, path = Run(layout=LAYOUTS[layout], **KINDS[kind]), str(oracles / kind)
     found = ranks.run_once(oracle_models, run.layout.world_size, run, path, NAMES)
     check(name, [result[name] for result in found], run, path)
 
 
 def test_what_positions_begin_at_counts_in_these_models(oracles: Path) -> None:
     """RoPE has differences of positions only: within a document they are the same either way."""
-    arrays = {kind: np.load(oracles / f"{kind}.npz") for kind in KINDS}
     for name in NAMES:
-        loss = {kind: float(each[f"{name}/loss"]) for kind, each in arrays.items()}
+        loss = {kind: float(np.load(oracles / kind / f"{name}.npz")["loss"]) for kind in KINDS}
         assert abs(loss["across"] - loss["apart"]) > 1e-3
         is_learned = name in ("gpt2", "bert")
         assert (abs(loss["through"] - loss["apart"]) > 1e-3) == is_learned
@@ -100,7 +101,9 @@ def test_every_layout_counts_alike(
     spec = {**SPEC, "model": model, "data": data}
     (dense,) = ranks.run(losses, 1, spec, tmp_path / "dense")
     assert dense["loss"][0] == pytest.approx(dense["expected"], rel=1e-12)
-    for number, layout in enumerate(({"pp": 4}, {"tp": 2, "dp": 2, "micro_batch": 2})):
+    for number, layout in enumerate(
+        ({"pp": 4}, {"tp": 2, "dp": 2, "micro_batch": 2}, {"cp": 2, "pp": 2})
+    ):
         several = {**spec, "parallel": layout}
         found = ranks.run(losses, 4, several, tmp_path / str(number))
         assert all(each["loss"] == found[0]["loss"] for each in found)

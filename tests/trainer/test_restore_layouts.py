@@ -17,7 +17,12 @@ from checkpoint.storage.storage import Storage
 from outlast.blackbox import StepRecord
 from outlast.spec.parse import parse_spec
 from tests.trainer.jobs import train
-from tests.trainer.jobs_restore import messages_of_hosts, restore_with_trouble, resumed_state
+from tests.trainer.jobs_restore import (
+    abandon_amid_messages,
+    messages_of_hosts,
+    restore_with_trouble,
+    resumed_state,
+)
 from tests.trainer.ranks import RankPool
 from tests.trainer.resuming import (
     curve,
@@ -55,6 +60,14 @@ CASES = {
     "uneven pp2 to uneven pp3": (
         {"pp": 2, "layer_split": [1, 3]},
         {"pp": 3, "layer_split": [2, 1, 1]},
+        "fancy",
+    ),
+    "cp2 to dp2-zero1": ({"cp": 2}, {"dp": 2, "zero": {"level": 1}}, "plain"),
+    "cp2-dp2-zero3 to dense": ({"cp": 2, "dp": 2, "zero": {"level": 3}}, {}, "fancy"),
+    "tp2-pp2 to cp4": ({"tp": 2, "pp": 2}, {"cp": 4}, "fancy"),
+    "cp2-tp2 to cp2-pp2-zero1": (
+        {"cp": 2, "tp": 2},
+        {"cp": 2, "pp": 2, "zero": {"level": 1}},
         "fancy",
     ),
     "dp4 to tp2-pp2-dp2": ({"dp": 4}, {"tp": 2, "pp": 2, "dp": 2}, "fancy"),
@@ -182,6 +195,11 @@ def test_ranks_of_all_hosts_exchange_messages(ranks: RankPool) -> None:
             "nothing": b"",
             "received": [10 * ((rank - 1) % 4), 10 * ((rank - 1) % 4) + 1],
         }
+
+
+def test_a_rank_that_gives_up_leaves_though_others_still_send(ranks: RankPool) -> None:
+    """Gloo's thread would read for ever at messages for which there is no place."""
+    assert ranks.run(abandon_amid_messages, 3, timeout_s=20.0) == ["left", "told", "told"]
 
 
 def test_a_corrupt_block_that_one_rank_reads_sends_all_back_together(

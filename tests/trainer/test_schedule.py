@@ -19,6 +19,7 @@ from trainer.core.schedule import (
     bubble_share,
     build,
     check,
+    zero_bubble_share,
 )
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
@@ -103,6 +104,68 @@ def test_extra_warm_up_costs_as_many_live_micro_batches(p: int, m: int, extra: i
 def test_1f1b_holds_no_more_than_its_depth_in_flight(p: int, m: int) -> None:
     timing = check(build("1f1b", p, m))
     assert timing.peak_in_flight == tuple(min(m, p - stage) for stage in range(p))
+
+
+@unhurried
+@given(p=stages, m=micro_batches, inputs=st.floats(1, 4), weights=st.floats(0.1, 1))
+def test_zero_bubble_is_as_short_as_the_papers(
+    p: int, m: int, inputs: float, weights: float
+) -> None:
+    """(p - 1)(F + B - W) beside 1F1B's (p - 1)(F + B + W) (arXiv 2401.10241, 2.3).
+
+    With fewer micro-batches than stages there are fewer W's, and the theory says how many.
+    """
+    costs = {F: 1.0, BI: inputs, BW: weights, B: inputs + weights}
+    work = m * (1 + inputs + weights)
+    found, plain = (check(build(name, p, m), costs) for name in ("zb-h1", "1f1b"))
+    assert found.bubble == pytest.approx(zero_bubble_share(p, m, costs))
+    assert plain.makespan - work == pytest.approx((p - 1) * (1 + inputs + weights))
+    if m >= p:
+        assert found.makespan - work == pytest.approx((p - 1) * (1 + inputs - weights))
+
+
+@given(p=stages, m=micro_batches)
+def test_zero_bubble_holds_what_1f1b_does(p: int, m: int) -> None:
+    """Whole micro-batches as 1F1B on every stage, any part of them as 1F1B on its first."""
+    found, plain = check(build("zb-h1", p, m)), check(build("1f1b", p, m))
+    assert found.peak_whole == plain.peak_whole == plain.peak_in_flight
+    assert found.peak_in_flight == (plain.peak_in_flight[0],) * p
+
+
+@given(p=stages, m=micro_batches)
+def test_zero_bubble_adds_up_in_the_order_of_1f1b(p: int, m: int) -> None:
+    """So that sums of gradients have its bits."""
+    for work, plain in zip(build("zb-h1", p, m).actions, build("1f1b", p, m).actions, strict=True):
+        for kind, as_in in ((F, F), (BI, B), (BW, B)):
+            order = [action.micro_batch for action in work if action.kind is kind]
+            assert order == [action.micro_batch for action in plain if action.kind is as_in]
+
+
+def test_zero_bubble_of_two_stages_reads_as_in_the_paper() -> None:
+    first, last = build("zb-h1", 2, 3).actions
+    assert first == _actions(
+        (F, 0), (F, 1), (BI, 0), (BW, 0), (F, 2), (BI, 1), (BW, 1), (BI, 2), (BW, 2)
+    )
+    assert last == _actions(
+        (F, 0), (BI, 0), (F, 1), (BI, 1), (BW, 0), (F, 2), (BI, 2), (BW, 1), (BW, 2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        (((F, 0), (BW, 0), (BI, 0)), "waits for ever at backward_weight of micro-batch 0"),
+        (((F, 0), (BI, 0)), "stage 0 does .* expected a forward and one whole backward"),
+        (((F, 0), (BI, 0), (BW, 0), (BW, 0)), "stage 0 repeats an action"),
+        (((F, 0), (B, 0), (BW, 0)), "expected a forward and one whole backward"),
+    ],
+)
+def test_a_wrong_split_is_found(actions: tuple[tuple[ActionKind, int], ...], message: str) -> None:
+    schedule = Schedule(
+        name="wrong", num_stages=1, num_micro_batches=1, actions=(_actions(*actions),)
+    )
+    with pytest.raises(ScheduleError, match=message):
+        check(schedule)
 
 
 @given(p=stages, m=micro_batches)

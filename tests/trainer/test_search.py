@@ -202,6 +202,53 @@ def test_of_experts_the_formula_counts_those_of_a_token() -> None:
     assert found.price == 0
 
 
+LONG = {"layers": 8, "hidden": 4096, "heads": 32, "seq_len": 65536, "vocab_size": 32000}
+
+
+def long(**sections: Any) -> JobSpec:
+    return small(model=LONG, data={"global_batch": 1}, **sections)
+
+
+def test_long_sequences_are_divided_where_that_is_fastest() -> None:
+    """Of one sequence a step replicas are no use, and a pipeline only idles."""
+    found = fastest_layouts(long(), A100, USABLE)
+    best = found.specs[0]
+    assert best.parallel.cp > 1
+    assert check(best) == []
+    degrees = {(each.parallel.tp, each.parallel.cp, each.parallel.pp) for each in found.specs}
+    assert len(degrees) == len(found.specs)
+    # Heads are swapped where they divide; rings are projected faster than they are.
+    assert best.parallel.context == "all_to_all"
+    held = fastest_layouts(long(parallel={"context": "ring"}), A100, USABLE, held=["context"])
+    assert held.specs[0].parallel.context == "ring"
+    few = long()
+    few = few.model_copy(update={"model": few.model.model_copy(update={"heads": 4, "kv_heads": 4})})
+    ring = [each.parallel for each in fastest_layouts(few, A100, USABLE).specs]
+    assert {each.context for each in ring if each.tp * each.cp > 4 and each.cp > 1} == {"ring"}
+
+
+def test_short_sequences_are_not_divided_unless_that_is_held() -> None:
+    assert {each.parallel.cp for each in fastest_layouts(small(), A100, USABLE).specs} == {1}
+    held = fastest_layouts(small(parallel={"cp": 2}), A100, USABLE, held=["cp"])
+    assert {each.parallel.cp for each in held.specs} == {2}
+
+
+def test_zero_bubble_is_taken_where_the_bubble_is_large() -> None:
+    """As many micro-batches as stages, and no virtual stages to make the bubble smaller."""
+    given = {"pp": 4, "tp": 1, "micro_batch": 1, "virtual_stages": 1}
+    spec = small(1, data={"global_batch": 8}, parallel=given)
+    found = fastest_layouts(spec, A100, USABLE, held=[*given])
+    best = found.searched.found[0]
+    assert found.specs[0].parallel.schedule == "zb-h1"
+    plain = fastest_layouts(
+        spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"schedule": "1f1b"})}),
+        A100,
+        USABLE,
+        held=[*given, "schedule"],
+    )
+    assert best.step.bubble_s < plain.searched.found[0].step.bubble_s
+
+
 def test_layouts_of_a_thousand_nodes_are_searched_in_seconds() -> None:
     """Processor time: other processes of the machine are not the search's."""
     model = {"preset": "megascale-175b"}

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,12 +20,12 @@ from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec
 from tests.tokens.corpora import counted, write
 from tests.trainer.jobs_numbers import losses, sent_bytes
+from tests.trainer.places import place_of
 from tests.trainer.ranks import RankPool
 from tests.trainer.test_documents import documents, instructions, packed
 from trainer.data.node import NodeLoader, SplitId
 from trainer.data.serving import Server
 from trainer.data.step_batch import NOTHING, Parts, Wanted
-from trainer.parallel.mesh import Mesh
 from trainer.parallel.pipeline import MicroBatch
 from trainer.worker.feeding import Feeding, numbered, open_data, open_splits
 
@@ -82,13 +81,8 @@ def document_of(data: dict[str, Any], **parallel: Any) -> dict[str, Any]:
 
 
 def opened(spec: JobSpec, stage: int, folder: Path, node: NodeLoader | None) -> Feeding:
-    mesh = SimpleNamespace(
-        at=SimpleNamespace(dp=0),
-        device=torch.device("cpu"),
-        is_first_stage=stage == FIRST,
-        is_last_stage=stage == LAST,
-    )
-    return open_data(spec, cast(Mesh, mesh), folder, node)
+    mesh = place_of(is_first_stage=stage == FIRST, is_last_stage=stage == LAST)
+    return open_data(spec, mesh, folder, node)
 
 
 @contextmanager

@@ -66,11 +66,20 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2_pp2_sp_experts": case(EXPERTS, tp=2, pp=2, recompute="full"),
     "ep2_dp4_zero_1": case(EXPERTS, dp=4, ep=2, micro_batch=1, zero={"level": 1}),
     "ep2_tp2": case(EXPERTS, tp=2, dp=2, ep=2, recompute="full"),
+    "cp2": case(cp=2),
+    "cp4_for_two_kv_heads_selective": case(LLAMA, cp=4, recompute="selective", zero={"level": 1}),
+    "cp2_ring_pp2": case(LLAMA, cp=2, pp=2, context="ring"),
+    "cp4_ring_full": case(LLAMA, cp=4, context="ring", recompute="full", zero={"level": 1}),
+    "cp2_tp2_sp": case(LLAMA, cp=2, tp=2, recompute="full"),
+    "cp2_tp2_pp2": case(cp=2, tp=2, pp=2, sequence_parallel=False),
+    "cp2_dp2_zero_1": case({"block": "parallel"}, cp=2, dp=2, zero={"level": 1}),
     "pp2": case(pp=2),
     "pp2_untied": case(UNTIED, pp=2),
     "pp2_uneven": case(pp=2, layer_split=[3, 1]),
     "pp2_interleaved": case(pp=2, virtual_stages=2, schedule="interleaved"),
     "tp2_pp2_sp": case(tp=2, pp=2),
+    "tp2_pp2_sp_zero_bubble": case(tp=2, pp=2, schedule="zb-h1"),
+    "tp2_pp2_zero_bubble_experts": case(EXPERTS, tp=2, pp=2, schedule="zb-h1"),
     "tp2_pp2": case(tp=2, pp=2, sequence_parallel=False),
     "tp2_pp2_interleaved": case(
         tp=2, pp=2, virtual_stages=2, schedule="interleaved", sequence_parallel=False
@@ -115,6 +124,7 @@ def test_each_group_sends_what_the_plan_says(
     # The router decides, and it is only planned to be even.
     sent = busiest.get(Group.EP, 0)
     assert sent == pytest.approx(planned.ep_bytes, rel=0.25)
+    assert busiest.get(Group.CP, 0) == planned.cp_bytes
     for group, expected in (
         (Group.TP, planned.tp_bytes),
         (Group.PP, planned.pp_bytes),

@@ -81,7 +81,9 @@ def test_only_a_pipeline_on_cuda_needs_one() -> None:
 def _mesh(layout: Layout, device: str) -> Mesh:
     nobody: Any = None
     at = layout.coordinate(0)
-    named = dict.fromkeys(("tp", "dp", "pp", "pp_back", "embedding", "ep", "expert_dp"), nobody)
+    named = dict.fromkeys(
+        ("tp", "dp", "pp", "pp_back", "embedding", "ep", "expert_dp", "cp"), nobody
+    )
     return Mesh(layout=layout, rank=0, at=at, device=torch.device(device), **named)
 
 

@@ -57,7 +57,21 @@ def test_experts_are_divided_among_ranks_next_to_each_other(
         assert dividing[-1] - dividing[0] == (ep - 1) * tp
 
 
-@pytest.mark.parametrize("degree", ["tp", "pp", "dp", "ep"])
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(1, 2))
+def test_ranks_of_a_replica_that_divide_sequences_come_right_after_tensor_ranks(
+    cp: int, replicas: int, tp: int, pp: int
+) -> None:
+    layout = Layout(tp=tp, pp=pp, dp=cp * replicas, cp=cp)
+    assert layout.num_replicas == replicas
+    for rank in range(layout.world_size):
+        group = layout.group_of("cp", rank)
+        assert group in layout.cp_groups()
+        assert set(group) <= set(layout.group_of("dp", rank))
+        assert {layout.replica(each) for each in group} == {layout.replica(rank)}
+        assert group[-1] - group[0] == (cp - 1) * tp
+
+
+@pytest.mark.parametrize("degree", ["tp", "pp", "dp", "ep", "cp"])
 def test_degree_below_one_is_refused_by_name(degree: str) -> None:
     with pytest.raises(ValueError, match=f"parallel.{degree} is 0"):
         Layout(**{degree: 0})
@@ -66,3 +80,11 @@ def test_degree_below_one_is_refused_by_name(degree: str) -> None:
 def test_rank_outside_the_layout_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rank 8 is not in 0\.\.7"):
         Layout(tp=2, pp=2, dp=2).coordinate(8)
+
+
+def test_a_world_of_another_size_has_other_replicas_where_it_has_whole_ones() -> None:
+    layout = Layout(tp=2, pp=3, dp=4, cp=2)
+    assert layout.of_world(12) == Layout(tp=2, pp=3, dp=2, cp=2)
+    # A part of a pipeline, and one rank of two that divide a sequence.
+    for num_ranks in (0, 13, 6):
+        assert layout.of_world(num_ranks) == layout

@@ -28,7 +28,6 @@ MODEL_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
     ({"block": "parallel", "ffn_hidden": 100}, "model.ffn_hidden", "96 or 104"),
     ({"positions": "rope", "rope_fraction": 0.4}, "model.rope_fraction", "0.25 or 0.5"),
     ({"positions": "rope", "heads": 64}, "model.rope_fraction", "fewer model.heads"),
-    ({"window": 64}, "model.window", "allowed: 1 to 32"),
     ({"window_pattern": ["local", "global"]}, "model.window_pattern", "only with model.window"),
     ({"window": 4, "window_pattern": ["global"]}, "model.window_pattern", "at least one local"),
     ({"block_norms": 2}, "model.block_norms", "only with model.block = parallel"),
@@ -96,6 +95,33 @@ LAYOUT_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
         "needs parallel.pp > 1",
     ),
     (
+        {"parallel": {"pp": 2, "virtual_stages": 2, "schedule": "zb-h1"}},
+        "parallel.virtual_stages",
+        "only with parallel.schedule = interleaved, not zb-h1",
+    ),
+    (
+        {"parallel": {"schedule": "zb-h1"}},
+        "parallel.schedule",
+        "is zb-h1, which needs parallel.pp > 1; allowed: 1f1b or gpipe",
+    ),
+    (
+        {"parallel": {"pp": 2, "schedule": "zb-h1", "extra_warmup": 1}},
+        "parallel.extra_warmup",
+        "only with parallel.schedule = 1f1b, not zb-h1",
+    ),
+    (
+        {
+            "parallel": {
+                "pp": 2,
+                "dp": 2,
+                "schedule": "zb-h1",
+                "zero": {"level": 2, "reduce_after": "micro_batch"},
+            }
+        },
+        "parallel.zero.reduce_after",
+        "saves no memory with parallel.schedule = zb-h1: .* allowed: step, or the schedules 1f1b",
+    ),
+    (
         {"parallel": {"extra_warmup": 1}},
         "parallel.extra_warmup",
         "is 1, which applies only with parallel.pp > 1, not 1; leave it out",
@@ -114,6 +140,38 @@ LAYOUT_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
     ({"parallel": {"pp": 2, "layer_split": [8, 0]}}, "parallel.layer_split", "1 or more"),
     ({"parallel": {"pp": 2, "layer_split": [8]}}, "parallel.layer_split", "= 2 numbers"),
     ({"parallel": {"recompute": ["full"]}}, "parallel.recompute", "model.layers = 8"),
+    ({"parallel": {"cp": 3}}, "model.heads", r"parallel.cp in \{1, 2, 4, 8\}"),
+    (
+        {"parallel": {"cp": 4, "tp": 4}},
+        "model.heads",
+        r"is 8, which parallel.tp x parallel.cp = 16 does not divide; .*\{1, 2, 4, 8\}",
+    ),
+    (
+        {"parallel": {"cp": 4}, "model": {"heads": 12, "kv_heads": 6, "hidden": 96}},
+        "parallel.cp",
+        "is 4; tp x cp = 4 neither divides model.kv_heads = 6 nor is a multiple of it; "
+        "allowed: 1, 2, 3, 6, 12",
+    ),
+    (
+        {"parallel": {"cp": 4, "tp": 2}, "model": {"seq_len": 36}},
+        "model.seq_len",
+        "is 36, which parallel.tp x parallel.cp = 8 does not divide; .*near it: 32 or 40",
+    ),
+    (
+        {"parallel": {"cp": 4, "tp": 2, "sequence_parallel": False}, "model": {"seq_len": 34}},
+        "model.seq_len",
+        "is 34, which parallel.cp = 4 does not divide",
+    ),
+    (
+        {"parallel": {"cp": 2, "dp": 2, "ep": 3}, "model": EXPERTS},
+        "parallel.dp x parallel.cp",
+        "is 4, which parallel.ep = 3 does not divide",
+    ),
+    (
+        {"parallel": {"cp": 2, "dp": 1}, "resources": {"nodes": 3, "workers_per_node": 1}},
+        "resources.nodes",
+        "tp x cp x pp x dp = 2 ranks at 1 per node need exactly 2",
+    ),
     (
         {"parallel": {"dp": 2, "ep": 2}},
         "parallel.ep",
@@ -209,6 +267,7 @@ GOOD: list[dict[str, Any]] = [
         "parallel": {"pp": 4, "virtual_stages": 2, "schedule": "interleaved"},
         "data": {"global_batch": 6},
     },
+    {"parallel": {"pp": 2, "schedule": "zb-h1"}},
     {"parallel": {"pp": 2, "extra_warmup": 1}},
     {"parallel": {"dp": 2, "zero": {"communication": "bf16"}}},
     {"steps": 1000, "optimizer": {"schedule": {"name": "constant", "warmup_steps": 1000}}},
@@ -261,6 +320,40 @@ def works(words: str, **sections: Any) -> bool:
 def test_layouts_that_are_offered_work(document: dict[str, Any]) -> None:
     offered = nearest(**document) if "recompute" not in document["parallel"] else []
     assert all(works(words, **document) for words in offered)
+
+
+@pytest.mark.parametrize(
+    ("document", "field", "message"),
+    [
+        (
+            {"parallel": {"cp": 3, "context": "ring"}, "model": {"seq_len": 64}},
+            "model.seq_len",
+            "is 64, which 2 x parallel.cp = 6 does not divide; .*near it: 60 or 66",
+        ),
+        (
+            {"parallel": {"context": "ring"}},
+            "parallel.context",
+            "is ring, which applies only with parallel.cp > 1, not 1; leave it out",
+        ),
+        (
+            {"parallel": {"cp": 2, "context": "ring"}, "model": {"positions": "alibi"}},
+            "parallel.context",
+            "is ring, which model.positions = alibi does not work with; allowed: all_to_all",
+        ),
+    ],
+)
+def test_what_a_ring_cannot_do_is_refused(
+    document: dict[str, Any], field: str, message: str
+) -> None:
+    assert re.search(message, problems(**document)[field])
+
+
+def test_nodes_that_replicas_of_several_parts_do_not_fill_are_refused() -> None:
+    found = problems(parallel={"cp": 2}, resources={"nodes": 3, "workers_per_node": 1})
+    assert "which replicas of tp x cp x pp = 2 ranks do not fill" in found["resources.nodes"]
+    nodes = {"nodes": 4, "workers_per_node": 1}
+    spec = parse_spec({"name": "a", "parallel": {"cp": 2}, "resources": nodes})
+    assert (spec.parallel.dp, spec.layout.dp, spec.num_micro_batches) == (2, 4, 4)
 
 
 def test_a_layout_of_the_same_size_comes_first() -> None:

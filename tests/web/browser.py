@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import tempfile
@@ -9,12 +10,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
+
+from controller.web.openapi import document
+from tests.web.palette import TYPE_SCALE
 
 WHY_NOT = "no Chromium or no playwright; `make test-web` installs them"
 # Of a page that shows something live, which is then checked.
 DEADLINE_MS = 60_000
+_DOCUMENT = document()
+# Of all that has text of its own.
+_TYPE_SIZES = """() => [...document.querySelectorAll("body *")]
+  .filter((each) => [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim()))
+  .map((each) => parseFloat(getComputedStyle(each).fontSize))"""
 
 
 @contextmanager
@@ -66,7 +76,7 @@ class Visit:
         self.page.get_by_text(text).first.wait_for()
 
     def is_fit_for_all(self) -> None:
-        """Axe finds nothing serious, and the browser no error."""
+        """Axe finds nothing serious, the browser no error, and type is of one scale."""
         axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason=WHY_NOT)
         result = axe.Axe().run(self.page).response
         assert result["passes"], "it looked at something"
@@ -77,6 +87,7 @@ class Visit:
             if each["impact"] in ("serious", "critical")
         ]
         assert grave == []
+        assert set(self.page.evaluate(_TYPE_SIZES)) <= TYPE_SCALE
         assert (self.complaints, self.foreign) == ([], [])
 
     def _said(self, message: Any) -> None:
@@ -84,8 +95,30 @@ class Visit:
             self.complaints.append(message.text)
 
     def _asked(self, request: Any) -> None:
-        if not request.url.startswith((self.base, "data:", "blob:")):
-            self.foreign.append(request.url)
+        if request.url.startswith(("data:", "blob:")):
+            return
+        is_ours = request.url.startswith(f"{self.base}/")
+        target = request.url.removeprefix(self.base)
+        if not is_ours or not is_allowed(request.method, target, request.is_navigation_request()):
+            self.foreign.append(f"{request.method} {request.url}")
+
+
+def is_allowed(verb: str, target: str, is_navigation: bool) -> bool:
+    """Whether the page may ask for a path and query: for itself, its files, or what the OpenAPI
+    document has, with no parameters but those."""
+    asked = urlsplit(target)
+    if is_navigation:
+        # Whatever the path says, it is the page that answers.
+        return not asked.path.startswith(("/api/", "/metrics", "/sd/"))
+    if asked.path.startswith("/page/"):
+        return verb == "GET"
+    for path, operations in _DOCUMENT["paths"].items():
+        pattern = re.sub(r"\{\w+\}", "[^/]+", path)
+        if verb.lower() in operations and re.fullmatch(pattern, asked.path):
+            parameters = operations[verb.lower()]["parameters"]
+            known = {each["name"] for each in parameters if each["in"] == "query"}
+            return set(parse_qs(asked.query, keep_blank_values=True)) <= known
+    return False
 
 
 class Answers:

@@ -166,10 +166,11 @@ def _choose(visit: Visit, word: str) -> None:
     """Go through the last rank's operations to the first whose words have this one."""
     canvas = visit.page.get_by_role("application")
     for _ in range(NUM_RANKS):
-        canvas.press("ArrowDown")
+        canvas.press("Shift+ArrowDown")
+    canvas.press("Enter")
     status = visit.page.get_by_role("main").get_by_role("status")
     while word not in status.inner_text().split():
-        canvas.press("ArrowRight")
+        visit.page.get_by_role("button", name="Operation after").click()
 
 
 if __name__ == "__main__":

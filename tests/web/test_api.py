@@ -21,6 +21,7 @@ from controller.web.pages import SameSite
 from controller.web.parameters import MAX_BODY_BYTES
 from outlast.v1 import agents_pb2, common_pb2
 from tests.controller.fakes import DEADLINE_S, Lab, lab, submit_request
+from tests.web.schemas import answer_schema, wrong
 
 SPEC = {"name": "small", "steps": 10, "parallel": {"dp": 1}, "resources": {"workers_per_node": 1}}
 
@@ -44,9 +45,12 @@ def run(tmp_path: Path, scenario: Callable[[Lab, httpx.AsyncClient], Awaitable[N
 
 
 async def got(client: httpx.AsyncClient, path: str, **query: Any) -> Any:
+    """An answer, which is as the OpenAPI document says."""
     answer = await client.get(f"/api/v1{path}", params=query)
     assert answer.status_code == 200, answer.text
-    return answer.json()
+    found = answer.json()
+    assert wrong(found, answer_schema(f"/api/v1{path}")) == []
+    return found
 
 
 def test_what_is_there_is_told(tmp_path: Path) -> None:
@@ -74,6 +78,8 @@ def test_what_is_there_is_told(tmp_path: Path) -> None:
         assert (trends["speed"], trends["hours"], trends["findings"]) == (None, [], [])
         compared = (await got(client, "/node-statistics", days=30))["nodes"]
         assert [node["node_id"] for node in compared] == ["n0", "n1"]
+        alone = (await got(client, "/node-statistics", node="n1"))["nodes"]
+        assert [node["node_id"] for node in alone] == ["n1"]
         assert (await got(client, "/spec-schema"))["properties"]["steps"]
 
     run(tmp_path, scenario)
@@ -262,6 +268,7 @@ REFUSALS: list[tuple[str, str, object, int, str]] = [
     ("GET", "/jobs/nobody/heat-map?measure=x", None, 400, "measure: is 'x'; allowed: step, work"),
     ("GET", "/jobs/nobody/heat-map?order=x", None, 400, "order: is 'x'; allowed: rank, node, pos"),
     ("GET", "/jobs/nobody/heat-map?steps=1025", None, 400, "steps: is '1025'; allowed: 1 to 1024"),
+    ("GET", "/jobs/nobody/heat-map?attempt=-1", None, 400, "attempt: is '-1'; allowed: 0 to"),
     ("GET", "/jobs/nobody/timeline", None, 404, "there is no job 'nobody'"),
     ("GET", "/jobs/nobody/timeline?most=0", None, 400, "most: is '0'; allowed: 1 to 256"),
     ("GET", "/nothing", None, 404, "there is no /api/v1/nothing"),
@@ -281,6 +288,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
             answer = await client.request(verb, f"/api/v1{path}", json=body)
             assert (answer.status_code, path) == (status, path), answer.text
             assert says in answer.json()["error"]["message"]
+            assert wrong(answer.json(), {"$ref": "#/Error"}) == []
 
     run(tmp_path, scenario)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -45,4 +46,11 @@ def test_each_held_out_set_has_its_curve(tmp_path: Path) -> None:
             for name in SETS:
                 visit.shows(f"held out: {name}")
             visit.shows("all 20 steps are done")
+        # A part of the curves, with the keys alone.
+        visit.page.get_by_label("From step").fill("5")
+        visit.page.keyboard.press("Enter")
+        zoomed = visit.page.get_by_role("img", name=re.compile("^Loss over steps 5 to 20; now: "))
+        zoomed.wait_for()
         visit.is_fit_for_all()
+        visit.page.get_by_role("button", name="See all").click()
+        zoomed.wait_for(state="detached")

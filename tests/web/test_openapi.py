@@ -15,10 +15,8 @@ from controller.web.api import Api
 from controller.web.gateway import Gateway
 from controller.web.login import LoginRoutes
 from controller.web.messages import as_json
-from controller.web.openapi import document
 from outlast.v1 import incidents_pb2, jobs_pb2, nodes_pb2, ranks_pb2
-
-DOCUMENT = document()
+from tests.web.schemas import DOCUMENT, wrong
 
 
 def test_every_route_is_told_and_no_other() -> None:
@@ -69,38 +67,3 @@ def references(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for each in value:
             yield from references(each)
-
-
-KINDS: dict[str, type | tuple[type, ...]] = {
-    "object": dict,
-    "array": list,
-    "string": str,
-    "boolean": bool,
-    "integer": int,
-    "number": (int, float),
-    "null": type(None),
-}
-
-
-def wrong(value: Any, schema: dict[str, Any], where: str = "") -> list[str]:
-    """What of a value is not as the schema says, as far as our schemas go."""
-    if "$ref" in schema:
-        schema = DOCUMENT["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
-    if "anyOf" in schema:
-        tries = [wrong(value, each, where) for each in schema["anyOf"]]
-        return min(tries, key=len)
-    kinds = schema.get("type", list(KINDS))
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    if not any(isinstance(value, KINDS[kind]) for kind in kinds):
-        return [f"{where}: {value!r} is no {kinds}"]
-    found = []
-    if isinstance(value, dict) and "properties" in schema:
-        found += [f"{where}.{name} is missing" for name in schema["required"] if name not in value]
-        for name, each in value.items():
-            of = schema["properties"].get(name)
-            found += (
-                [f"{where}.{name} is unknown"] if of is None else wrong(each, of, f"{where}.{name}")
-            )
-    if isinstance(value, list):
-        found += [each for item in value for each in wrong(item, schema["items"], f"{where}[]")]
-    return found

@@ -14,7 +14,7 @@ from controller.planner import PlanJob
 from controller.web.own_routes import PLAN
 from outlast.cli.plan_document import plan_document
 from tests.controller.fakes import DEADLINE_S, lab
-from tests.web.test_openapi import wrong
+from tests.web.schemas import wrong
 
 SPEC: dict[str, Any] = {
     "name": "large",

@@ -47,7 +47,7 @@ def weeks(job_id: str) -> dict[str, Any]:
         reason="",
     )
     stalls = periodic_stalls(steps(4_000, every=[(60, 2.0)]))
-    message = job_trends(job, history(hours(336, seed=1, per_week=-0.08), stalls))
+    message = job_trends(job, history(hours(336, seed=1, per_week=-0.08), stalls), {})
     message.nodes.append(
         trends_pb2.NodeStatistics(
             node_id="n7",

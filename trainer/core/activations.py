@@ -39,7 +39,8 @@ def activation_bytes(facts: PlanInput, stage: int) -> int:
     stages = facts.layout.pp
     steady = steady_micro_batches(stages, facts.num_micro_batches)
     num_actions = stages * facts.virtual_stages * steady
-    if len(chunks) == 1 or num_actions > _MAX_ACTIONS:
+    is_plain = len(chunks) == 1 and not facts.splits_backward
+    if is_plain or num_actions > _MAX_ACTIONS:
         return peak_in_flight(facts, stage) * max(chunks) + ids
     return _most_kept(facts, stage, chunks) + ids
 
@@ -54,7 +55,7 @@ def _bias_bytes(facts: PlanInput) -> int:
     numbers = sum(
         queries * keys for window in windows for queries, keys in set(_blocks(facts, window))
     )
-    return shape.heads // facts.layout.tp * numbers * facts.sizes.weight
+    return shape.heads // (facts.layout.tp * facts.layout.cp) * numbers * facts.sizes.weight
 
 
 def _blocks(facts: PlanInput, window: int) -> list[tuple[int, int]]:
@@ -68,11 +69,43 @@ def _blocks(facts: PlanInput, window: int) -> list[tuple[int, int]]:
 def _most_kept(facts: PlanInput, stage: int, chunks: Sequence[int]) -> int:
     """The most that chunks of different sizes keep at once, over a step."""
     kept = most = 0
+    put_off = [_put_off_bytes(facts, part) for part in facts.parts(stage)]
     for action in training_schedule(facts).actions[stage]:
-        size = chunks[action.chunk]
-        kept += size if action.kind is ActionKind.FORWARD else -size
+        whole, rest = chunks[action.chunk], put_off[action.chunk]
+        match action.kind:
+            case ActionKind.FORWARD:
+                kept += whole
+            case ActionKind.BACKWARD:
+                kept -= whole
+            case ActionKind.BACKWARD_INPUT:
+                kept += rest - whole
+            case ActionKind.BACKWARD_WEIGHT:
+                kept -= rest
         most = max(most, kept)
     return most
+
+
+def _put_off_bytes(facts: PlanInput, part: ModelPart) -> int:
+    """What a chunk keeps of one micro-batch for the gradients of its weights alone."""
+    kinds = layer_kinds(facts, (part,))
+    values = sum(count * _factor_values(facts, layer) for layer, count in kinds.items())
+    return values * facts.sizes.weight
+
+
+def _factor_values(facts: PlanInput, layer: int) -> int:
+    """Inputs of a block's products with weights, and gradients of their outputs."""
+    model, shape, tp = facts.model, facts.model.shape, facts.layout.tp
+    qkv_width = shape.query_width + 2 * _kv_width(facts)
+    # Inputs of the first products, which are of norms of the stream; gradients of the last ones.
+    streams = model.norms_per_block + 1 if model.parallel_block else 4
+    per_token = qkv_width + shape.query_width
+    experts = shape.experts_of(layer)
+    if experts is None:
+        per_token += shape.mlp_in_width + shape.mlp_hidden
+        return streams * facts.stream_values + facts.tokens // tp * per_token
+    slots = facts.tokens * experts.per_token
+    per_slot = 2 * shape.hidden + (3 if shape.gated else 2) * experts.hidden // tp
+    return 2 * facts.stream_values + facts.tokens // tp * per_token + slots * per_slot
 
 
 def _chunk_bytes(facts: PlanInput, part: ModelPart) -> int:
@@ -178,7 +211,7 @@ def _routing_bytes(facts: PlanInput, layer: int) -> int:
 
 
 def _kv_width(facts: PlanInput) -> int:
-    """Keys of a token on all ranks: those that share a head have a copy each."""
+    """Keys of a token on all tensor ranks: those that share a head have a copy each."""
     return facts.model.shape.kv_width * facts.ranks_of_kv_head
 
 
@@ -202,17 +235,20 @@ def _attention_values(facts: PlanInput, layer: int) -> int:
     if model.alibi and not facts.on_gpu:
         # One as long as the sequence, where there is none.
         window = window or shape.seq_len
-    per_token, kv_width = 0, _kv_width(facts)
-    shares = shape.kv_heads < shape.heads
+    # Where ranks divide the sequence, all of it is here, of as much fewer heads.
+    kv_width = _kv_width(facts) * facts.copies_of_kv_head
+    per_token = 2 * (kv_width - _kv_width(facts))
+    divides = facts.layout.cp > 1
+    shares = shape.kv_heads < shape.heads and (facts.in_ring or not divides)
     if model.rotates(layer):
         per_token += shape.query_width + kv_width
     elif shares:
         # Query heads of several groups are not evenly spaced in the rows.
         per_token += shape.query_width
-    if facts.micro_batch > 1 or model.parallel_block or window is not None:
-        # Its own output, which is in another order than the projection reads it.
+    if facts.micro_batch > 1 or model.parallel_block or window is not None or divides:
+        # Its own output, which is in another order than the projection reads it, or of other heads.
         per_token += shape.query_width
-    if window is not None:
+    if window is not None and not facts.in_ring:
         # Each block of queries beside a copy of the keys and values that it reaches.
         reach = sum(keys for _, keys in _blocks(facts, window))
         per_token += shape.query_width + 2 * kv_width * reach // shape.seq_len

@@ -43,6 +43,9 @@ def _forwards(name: str, stages: int, micro_batches: int, extra: int, stage: int
     """The stage before runs ahead by its warm-up and one more."""
     if name == "gpipe":
         return micro_batches
+    if name == "zb-h1":
+        # All stages hold as many until their weights' gradients, and the one before is one further.
+        return min(micro_batches, stages + 2)
     return min(micro_batches, stages - stage + 1 + extra)
 
 
@@ -50,7 +53,7 @@ def _backwards(name: str, stages: int, micro_batches: int, extra: int, stage: in
     """Gradients come back for as many forwards as the stage may have sent."""
     if name == "gpipe":
         return micro_batches
-    return min(micro_batches, stages - stage + extra)
+    return min(micro_batches, stages if name == "zb-h1" else stages - stage + extra)
 
 
 @lru_cache(maxsize=32)

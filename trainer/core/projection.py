@@ -29,6 +29,7 @@ from outlast.flops import (
 from outlast.sizing.parameters import PlanInput, alike_stages, layers_of
 from trainer.core.traffic import (
     boundaries,
+    context_passes,
     embedding_bytes,
     end_bytes,
     expert_bytes,
@@ -86,8 +87,11 @@ class _Pass:
     """Recompute included."""
     again_s: float
     """Of that, the recompute."""
+    weights_s: float
+    """And gradients of weights, which can be put off."""
     tensor_s: float
-    """Messages of tensor groups that do not hide, and those between experts, none of which do."""
+    """Messages of tensor groups and of rings that do not hide; those between experts, and of heads
+    that are swapped, none of which do."""
 
     @property
     def compute_s(self) -> float:
@@ -110,6 +114,9 @@ def project(facts: PlanInput, machine: Machine) -> Projection:
     # A chunk is a part of a stage, and the pipeline fills and drains chunk by chunk.
     all_s = sum(count * passes[stage].total_s for stage, count in alike.items())
     bubble_s = (all_s - busiest.total_s) / facts.virtual_stages
+    if facts.splits_backward:
+        weights_s = sum(count * passes[stage].weights_s for stage, count in alike.items())
+        bubble_s -= _filled_share(facts) * (weights_s - busiest.weights_s)
     beyond_s = max(
         max(0.0, boundaries(facts, stage) * message_bytes(facts) / pp_speed - one.total_s)
         for stage, one in passes.items()
@@ -147,7 +154,20 @@ def least_step_s(facts: PlanInput, machine: Machine) -> float:
     speed = layout.tp * layout.pp * machine.peak_flops_per_s * machine.kernel_share
     # One micro-batch on one of as many stages that take equally long.
     pass_s = facts.tokens * per_token / speed
-    return pass_s * (facts.num_micro_batches + (layout.pp - 1) / facts.virtual_stages)
+    bubble = (layout.pp - 1) / facts.virtual_stages
+    # Gradients of weights are a third of the products at most.
+    bubble *= 1 - _filled_share(facts) / 3 if facts.splits_backward else 1
+    return pass_s * (facts.num_micro_batches + bubble)
+
+
+def _filled_share(facts: PlanInput) -> float:
+    """How often the gradients of weights fit into the bubble of 1F1B: twice, as ZB-H1 has it.
+
+    They leave the way of one micro-batch through the pipeline, and so do those that a stage has
+    put off: as many as it has micro-batches behind it.
+    """
+    num_put_off = min(facts.layout.pp, facts.num_micro_batches) - 1
+    return 1 + num_put_off / max(1, facts.layout.pp - 1)
 
 
 def _tokens_per_step(facts: PlanInput) -> int:
@@ -203,17 +223,25 @@ def _stage_pass(facts: PlanInput, machine: Machine, stage: int, tp_speed: float)
     # A backward pass is two matrix products for each one of the forward pass.
     forward_s = facts.tokens * model / 3 / flops_per_s
     backward_s = facts.tokens * (2 * model / 3 + again) / flops_per_s
+    weights = 2 * sum(shape.block_weights(layer) for layer in layers)
     # Of c pieces of a layer's message, c - 1 hide behind products, as far as these last.
     message_s = layer_bytes(facts, stage) / tp_speed
     first_s = message_s / facts.tp_chunks
     ep_speed = _speed(facts.layout.ep, facts.layout.tp * facts.layout.ep, facts, machine)
     experts_s = expert_bytes(facts, stage) / ep_speed
+    cp_speed = _speed(facts.layout.cp, facts.layout.tp * facts.layout.cp, facts, machine)
+    # In a ring messages go beside the products of attention, which are twice as many backwards.
+    attention = recomputed_flops_per_token(own, ["selective"] * len(layers), convention)
+    beside_s = facts.tokens * attention / flops_per_s if facts.in_ring else 0.0
+    there, back = (sent / cp_speed for sent in context_passes(facts, stage))
+    parts_s = max(0.0, there - beside_s) + max(0.0, back - 2 * beside_s)
     beyond_s = max(0.0, message_s - first_s - forward_s - backward_s)
     return _Pass(
         forward_s=forward_s,
         backward_s=backward_s,
         again_s=facts.tokens * again / flops_per_s,
-        tensor_s=first_s + beyond_s + end_bytes(facts, stage) / tp_speed + experts_s,
+        weights_s=facts.tokens * weights / flops_per_s,
+        tensor_s=first_s + beyond_s + end_bytes(facts, stage) / tp_speed + experts_s + parts_s,
     )
 
 

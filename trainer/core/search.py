@@ -129,9 +129,11 @@ def _order(step_s: float, facts: PlanInput) -> tuple[float, ...]:
         _length(step_s),
         RECOMPUTES.index(facts.recompute[0]),
         facts.zero.level,
+        layout.cp,
         layout.tp * layout.pp,
         layout.tp,
         facts.virtual_stages,
+        facts.splits_backward,
         -facts.micro_batch,
         step_s,
     )

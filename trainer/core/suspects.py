@@ -38,9 +38,9 @@ def comparable(kinds: Sequence[int], layout: Layout, *, shift: int) -> list[bool
     `kinds` has each rank's. Processors of two kinds may differ in bits and both be right, and what
     one rank computes goes into all of its replica.
     """
-    of_replica: list[list[int]] = [[] for _ in range(layout.dp)]
+    of_replica: list[list[int]] = [[] for _ in range(layout.num_replicas)]
     for rank, kind in enumerate(kinds):
-        of_replica[layout.coordinate(rank).dp].append(kind)
+        of_replica[layout.replica(rank)].append(kind)
     others = (*of_replica[shift:], *of_replica[:shift])
     return [own == other for own, other in zip(of_replica, others, strict=True)]
 

@@ -1,7 +1,8 @@
 """What a pipeline schedule costs in theory: its bubble and the micro-batches in flight.
 
-Sources: Narayanan et al. (arXiv 2104.04473), 2.2. `trainer.core.schedule.check`
-measures the same of a schedule that was built; a test holds them together.
+Sources: Narayanan et al. (arXiv 2104.04473), 2.2; Qi et al. (2401.10241), 2.3.
+`trainer.core.schedule.check` measures the same of a schedule that was built; a test holds them
+together.
 """
 
 from __future__ import annotations
@@ -9,13 +10,22 @@ from __future__ import annotations
 from functools import lru_cache
 
 from outlast.sizing.parameters import PlanInput
-from trainer.core.schedule import Schedule, bubble_share, build
+from trainer.core.schedule import ActionKind, Schedule, bubble_share, build, zero_bubble_share
+from trainer.core.schedule.replay import DEFAULT_COSTS
 
 STEADY_ROUNDS = 8
 
 
 def bubble(facts: PlanInput) -> float:
     """Share of a step that a rank waits."""
+    if facts.splits_backward:
+        # What is computed again comes before the gradients of inputs.
+        again = facts.recompute.count("full") / len(facts.recompute)
+        inputs = (
+            DEFAULT_COSTS[ActionKind.BACKWARD_INPUT] + again * DEFAULT_COSTS[ActionKind.FORWARD]
+        )
+        costs = {**DEFAULT_COSTS, ActionKind.BACKWARD_INPUT: inputs}
+        return zero_bubble_share(facts.layout.pp, facts.num_micro_batches, costs)
     return bubble_share(facts.layout.pp, facts.num_micro_batches, facts.virtual_stages)
 
 
@@ -31,6 +41,8 @@ def peak_in_flight(facts: PlanInput, stage: int) -> int:
             num_rounds = max(1, facts.num_micro_batches // stages)
             longest_round = -(-facts.num_micro_batches // num_rounds)
             return min(whole, 2 * (stages - stage - 1) + (chunks - 1) * longest_round + 1)
+        case "zb-h1":
+            return min(whole, stages)
         case _:
             further = facts.extra_warmup if stage < stages - 1 else 0
             return min(whole, stages - stage + further)

@@ -3,7 +3,7 @@
 A gather or a reduce-scatter over n ranks sends (n - 1)/n of the whole, an
 all-reduce twice that. A test holds the sums beside what the trainer's groups
 count. Sources: Korthikanti et al. (arXiv 2205.05198) for tensor parallelism,
-ZeRO (arXiv 1910.02054) for replicas.
+ZeRO (arXiv 1910.02054) for replicas, DeepSpeed-Ulysses (2309.14509) for parts of a sequence.
 
 What does not belong here: evaluations, and the few numbers that all ranks agree
 on once a step.
@@ -30,13 +30,14 @@ class Communication:
     tp_bytes: int
     pp_bytes: int
     dp_bytes: int
+    cp_bytes: int
     ep_bytes: int
     """Where each expert is chosen as often."""
     embedding_bytes: int
 
     @property
     def total_bytes(self) -> int:
-        others = self.ep_bytes + self.embedding_bytes
+        others = self.cp_bytes + self.ep_bytes + self.embedding_bytes
         return self.tp_bytes + self.pp_bytes + self.dp_bytes + others
 
 
@@ -70,9 +71,37 @@ def communication(facts: PlanInput) -> Communication:
         tp_bytes=max(_tensor_bytes(facts, stage) for stage in stages),
         pp_bytes=max(_pipeline_bytes(facts, stage) for stage in stages),
         dp_bytes=max(replica_messages(facts, stage).total_bytes for stage in stages),
+        cp_bytes=max(facts.num_micro_batches * context_bytes(facts, stage) for stage in stages),
         ep_bytes=max(facts.num_micro_batches * expert_bytes(facts, stage) for stage in stages),
         embedding_bytes=embedding_bytes(facts),
     )
+
+
+def context_bytes(facts: PlanInput, stage: int) -> int:
+    """What a stage sends to ranks that divide sequences with it, for one micro-batch."""
+    return sum(context_passes(facts, stage))
+
+
+def context_passes(facts: PlanInput, stage: int) -> tuple[int, int]:
+    """The same of forward and of backward passes; forward once more where attention is recomputed.
+
+    Swapped: queries, keys and values of a layer's tokens there, its outputs back, and the gradients
+    of all. In a ring: the keys and values of all others, and backwards their gradients, too, in
+    fp32 at least.
+    """
+    shape, layout, weight = facts.model.shape, facts.layout, facts.sizes.weight
+    kv_values = 2 * shape.kv_width * facts.ranks_of_kv_head * facts.copies_of_kv_head
+    kv_values = facts.tokens * kv_values // layout.tp
+    if facts.in_ring:
+        forward = (layout.cp - 1) * kv_values * weight
+        backward = forward + (layout.cp - 1) * kv_values * max(_LOSS_BYTES, weight)
+    else:
+        values = kv_values + facts.tokens * 2 * shape.query_width // layout.tp
+        forward = backward = values * weight * (layout.cp - 1) // layout.cp
+    kinds = layer_kinds(facts, facts.parts(stage))
+    again = sum(count for layer, count in kinds.items() if facts.recompute[layer] != "none")
+    layers = sum(kinds.values())
+    return layers * forward, layers * backward + again * forward
 
 
 def expert_bytes(facts: PlanInput, stage: int) -> int:
@@ -141,7 +170,8 @@ def layer_passes(facts: PlanInput, layer: int) -> tuple[int, int]:
     With sequence parallelism linear layers gather before columns and reduce-scatter
     after rows. Backward it is the other way round, and columns gather their input
     again, of which they kept a shard. Without, rows end in an all-reduce, which is as
-    many bytes as both, and so does the backward pass of columns.
+    many bytes as both, and so does the backward pass of columns. Weight gradients that
+    are put off gather the gradient of rows once more.
     """
     model, mode = facts.model, facts.recompute[layer]
     columns, rows = 2, 1 if model.parallel_block else 2
@@ -150,9 +180,11 @@ def layer_passes(facts: PlanInput, layer: int) -> tuple[int, int]:
         columns = 1
     if facts.sequence_parallel:
         forward, backward = columns + rows, 2 * columns + rows
+        if facts.splits_backward:
+            backward += rows
         if model.shape.experts_of(layer) is not None:
-            # Experts keep the tokens that they were given.
-            backward -= 1
+            # Experts keep the tokens that they were given, and the gradients of what they made.
+            backward -= 2 if facts.splits_backward else 1
     else:
         forward, backward = 2 * rows, 2 * columns
     again = forward if mode == "full" else 0

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.core.context import own_places
 from trainer.parallel.pipeline import MicroBatch, Sentences
 
 Memory = bytearray | mmap
@@ -42,11 +43,18 @@ class Parts(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which parts of a batch a rank takes: the first stage tokens, the last one targets."""
+    """Which parts of a batch a rank takes: the first stage tokens, the last one targets.
+
+    Of these it takes one of `num_parts` of the sequence, as attention `in_ring` has it or not; of
+    what else there is, the whole.
+    """
 
     tokens: bool = True
     targets: bool = True
     starts: bool = True
+    part: int = 0
+    num_parts: int = 1
+    in_ring: bool = False
 
     @property
     def parts(self) -> Parts | None:
@@ -119,7 +127,10 @@ class StepBatch:
         return [MicroBatch(tokens=NOTHING, targets=NOTHING)] * num_micro_batches
 
     def on_host(self, wanted: Wanted, *, pinned: bool) -> list[MicroBatch]:
-        """Copies of the parts that are wanted; `pinned`: of 32 bits, in page-locked memory."""
+        """Copies of the parts that are wanted; `pinned`: of 32 bits, in page-locked memory.
+
+        `num_predicted` counts the targets that are taken.
+        """
         takes = {
             "tokens": wanted.tokens,
             "targets": wanted.targets,
@@ -128,12 +139,12 @@ class StepBatch:
             "segments": wanted.tokens,
             "swapped": wanted.targets,
         }
-        copies = {
-            name: list(_copy(array, pinned))
-            for name, array in self._arrays().items()
-            if takes[name]
-        }
-        counts = self._counts().tolist()
+        arrays, counts = self._arrays(), self._counts().tolist()
+        if wanted.num_parts > 1 and self._has_tokens:
+            own = own_places(self._s, wanted.part, wanted.num_parts, in_ring=wanted.in_ring)
+            arrays |= {name: arrays[name][:, own] for name in ("tokens", "targets")}
+            counts = (arrays["targets"] >= 0).sum(axis=(1, 2)).tolist()
+        copies = {name: list(_copy(array, pinned)) for name, array in arrays.items() if takes[name]}
 
         def micro_batch(number: int) -> MicroBatch:
             def part(name: str) -> Tensor:

@@ -18,7 +18,6 @@ from torch import Tensor
 from outlast.errors import SettingError
 from outlast.tokens.files import TokenFile
 from outlast.tokens.remote_file import RemoteTokens
-from outlast.tokens.whole import beyond_vocabulary
 from trainer.parallel.pipeline import MicroBatch
 
 NO_TARGET = -1
@@ -178,7 +177,11 @@ class BlendDataset:
         rows_of = self._sources[source]
         # Padding is of the vocabulary: what is wrong lies in the part of the file.
         place = rows_of.part(sample).start + at
-        return beyond_vocabulary(rows_of.name, place, int(rows[row][at]), self._vocab_size)
+        return (
+            f"{rows_of.name} has the id {rows[row][at]} as token {place} (counted from 0), beyond "
+            f"model.vocab_size = {self._vocab_size}; allowed: 0 to {self._vocab_size - 1}. It was "
+            "made with another tokenizer, or is damaged"
+        )
 
 
 def _predicted(targets: Tensor) -> int:

@@ -22,6 +22,7 @@ from trainer.model.config import GptConfig
 from trainer.model.documents import Documents
 from trainer.model.dropout import DropoutKey, keep_mask
 from trainer.model.fused import causal_softmax, masked_softmax
+from trainer.model.parts import is_in_ring, pieces_of, places_of
 from trainer.model.qk_norm import QkNorm, normed
 from trainer.model.recompute import recompute
 from trainer.model.rope import rotate
@@ -33,15 +34,22 @@ from trainer.model.window import (
     windowed_attention,
 )
 from trainer.parallel.comm import Comm
+from trainer.parallel.context import heads_apart, heads_together
+from trainer.parallel.ring import Seen, ring_attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCore:
-    """Attention of one layer over this rank's heads."""
+    """Attention of one layer over this rank's heads.
+
+    Ranks of `cp` have a part of the sequence each, and divide the heads of a tensor rank while
+    attention is computed.
+    """
 
     config: GptConfig
     layer: int
     tp: Comm
+    cp: Comm
 
     def __call__(
         self,
@@ -71,14 +79,40 @@ class AttentionCore:
         q_SBHC = torch.unflatten(q, -1, (-1, width)).flatten(2, 3)
         if factors:
             q_SBHC, k_SBGC = normed(q_SBHC, k_SBGC, factors, config, self.tp)
+        in_ring = is_in_ring(config, self.cp)
+        swaps = self.cp.size > 1 and not in_ring
+        if swaps:
+            q_SBHC, k_SBGC, v_SBGC = heads_apart(q_SBHC, k_SBGC, v_SBGC, self.cp)
         rope = config.rope_of(self.layer)
         if rope is not None:
             places_SB = None if documents is None else documents.positions_SB
-            q_SBHC, k_SBGC = (rotate(each, rope, places_SB) for each in (q_SBHC, k_SBGC))
+            if in_ring:
+                own_L = places_of(config, self.cp, q_SBHC.device)
+                places_SB = own_L[:, None] if places_SB is None else places_SB[own_L]
+            q_SBHC, k_SBGC = (
+                rotate(each, rope, places_SB, config.seq_len if in_ring else None)
+                for each in (q_SBHC, k_SBGC)
+            )
         q, k, v = (tensor.permute(1, 2, 0, 3) for tensor in (q_SBHC, k_SBGC, v_SBGC))
         apart = documents if documents is not None and documents.are_apart else None
-        mixed_BHSC = self._attend(q, k, v, key, apart)
-        return mixed_BHSC.permute(2, 0, 1, 3).reshape(*rows_SBGR.shape[:3], -1)
+        if in_ring:
+            mixed_BHSC = ring_attention(q, k, v, self.cp, self._seen(apart), config.attention_scale)
+        else:
+            mixed_BHSC = self._attend(q, k, v, key, apart)
+        mixed_SBHC = mixed_BHSC.permute(2, 0, 1, 3)
+        if swaps:
+            mixed_SBHC = heads_together(mixed_SBHC, self.cp)
+        return mixed_SBHC.reshape(*rows_SBGR.shape[:3], -1)
+
+    def _seen(self, documents: Documents | None) -> Seen:
+        """Which keys a query of any part of the sequence sees."""
+        config = self.config
+        return Seen(
+            pieces=pieces_of(config, self.cp),
+            bidirectional=config.bidirectional,
+            window=config.window_of(self.layer),
+            starts_BS=None if documents is None else documents.starts_BS,
+        )
 
     def _attend(
         self,
@@ -147,7 +181,8 @@ class AttentionCore:
         """With ALiBi: what a query may see, and how much less of what is far, in one tensor."""
         config, window = self.config, self.config.window_of(self.layer)
         heads, seq_len = q_BHSC.shape[1:3]
-        slopes = head_slopes(config.heads)[self.tp.index * heads :][:heads]
+        place = self.tp.index * self.cp.size + self.cp.index
+        slopes = head_slopes(config.heads)[place * heads :][:heads]
         if generator is None and q_BHSC.is_cuda:
             if documents is None:
                 mask = window_block_mask(seq_len, window or seq_len, q_BHSC.device)

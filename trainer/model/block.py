@@ -104,7 +104,7 @@ class Attention(Layer):
             bias=config.attention_bias,
             site=f"{layer}.attention",
         )
-        self._core = AttentionCore(config=config, layer=layer, tp=mesh.tp)
+        self._core = AttentionCore(config=config, layer=layer, tp=mesh.tp, cp=mesh.cp)
 
     def forward(
         self,
@@ -158,7 +158,7 @@ class ParallelBlock(Block):
             by_group=output_columns(config),
             site=f"{layer}.block",
         )
-        self._core = AttentionCore(config=config, layer=layer, tp=mesh.tp)
+        self._core = AttentionCore(config=config, layer=layer, tp=mesh.tp, cp=mesh.cp)
 
     def run(
         self, x_SBD: Tensor, key: DropoutKey | None, documents: Documents | None

@@ -70,7 +70,8 @@ class GptConfig:
     as many as there are tokens, `qkv_bias` None as `attention_bias`. `window_pattern` says of
     each layer whether the window holds there, repeated over the depth; `local_rope` is for those
     layers, None as `rope`. In sequences that come with their documents, attention sees its own
-    one only if `documents_apart`, and positions begin anew in each if `resets_positions`.
+    one only if `documents_apart`, and positions begin anew in each if `resets_positions`. Where
+    ranks divide sequences, `context` says how attention gets at other parts.
     """
 
     layers: int
@@ -124,6 +125,7 @@ class GptConfig:
     dropout: float = 0.0
     attention_dropout: float = 0.0
     seed: int = 0
+    context: Literal["all_to_all", "ring"] = "all_to_all"
     tp_chunks: int = 1
     tp_min_piece_bytes: int = MIN_PIECE_BYTES
     recompute: RecomputeMode | tuple[RecomputeMode, ...] = "none"

@@ -35,7 +35,7 @@ class Documents:
         `apart`: it sees no other document.
         """
         self._bidirectional = bidirectional
-        self._starts_BS = starts_SB.t().contiguous()
+        self.starts_BS = starts_SB.t().contiguous()
         self.are_apart = apart
         """If not, attention is that of a sequence without documents, and there is no mask."""
         index = torch.arange(len(starts_SB), device=starts_SB.device)
@@ -48,7 +48,7 @@ class Documents:
     def mask(self, window: int | None) -> Tensor:
         """[B, 1, Q, K]: True where a query may look."""
         if window not in self._masks:
-            starts_BS = self._starts_BS
+            starts_BS = self.starts_BS
             if self._bidirectional:
                 assert window is None
                 self._masks[window] = (starts_BS[:, :, None] == starts_BS[:, None])[:, None]
@@ -65,7 +65,7 @@ class Documents:
     def bias(self, window: int | None, slopes: tuple[float, ...], like: Tensor) -> Tensor:
         """[B, H, Q, K]: what ALiBi adds to a score, -inf where a query may not look."""
         if window not in self._biases:
-            seq_len = self._starts_BS.shape[1]
+            seq_len = self.starts_BS.shape[1]
             whole = distance_bias(slopes, seq_len, seq_len, like)
             self._biases[window] = whole.masked_fill(~self.mask(window), -math.inf)
         return self._biases[window]
@@ -73,7 +73,7 @@ class Documents:
     def block_mask(self, window: int | None) -> Any:
         """The same as FlexAttention's `BlockMask`, from the ends of its blocks."""
         if window not in self._masks:
-            starts_BS = self._starts_BS
+            starts_BS = self.starts_BS
             self._masks[window] = (
                 _same_document(starts_BS) if self._bidirectional else _block_mask(starts_BS, window)
             )

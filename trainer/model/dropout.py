@@ -5,7 +5,8 @@ micro-batch, the layer and the place in the layer. So a schedule may run
 micro-batches in any order, recomputation repeats its masks, and a resumed run
 needs no saved generator. Where a tensor is sharded over the tensor group the
 rank's index is part of the seed; where it is replicated it is not, so that
-ranks that share a tensor drop the same values.
+ranks that share a tensor drop the same values. Ranks that have a part of the
+sequence each never share one.
 """
 
 from __future__ import annotations
@@ -21,15 +22,20 @@ from trainer.parallel.tensor import TensorParallel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropoutKey:
-    """One forward pass: of which step and micro-batch, counted over all replicas."""
+    """One forward pass: of which step and micro-batch, counted over all replicas.
+
+    `part` is that of the sequence, where ranks divide it.
+    """
 
     seed: int
     step: int
     micro_batch: int
+    part: int = 0
 
     def generator(self, site: str, shard: int | None, device: torch.device) -> torch.Generator:
         """A generator for `site`; `shard` is the tensor rank, None for a replicated tensor."""
         text = f"{self.seed}/{self.step}/{self.micro_batch}/{site}/{shard}"
+        text += f"/{self.part}" if self.part else ""
         digest = hashlib.sha256(text.encode()).digest()
         generator = torch.Generator(device)
         generator.manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -24,7 +24,7 @@ from trainer.model.documents import Documents
 from trainer.model.dropout import DropoutKey, stream_mask
 from trainer.model.head import HeadTransform, OrderHead, VocabBias
 from trainer.model.layers import Norm, PositionTable, SegmentTable, TokenTable, tensor_parallel
-from trainer.model.router import no_terms, router_loss
+from trainer.model.router import no_terms, over_parts, router_loss
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.pipeline import Sentences
 from trainer.parallel.tensor import column_linear, vocab_embedding
@@ -43,6 +43,7 @@ class GptChunk(nn.Module):
         self.part = part
         self._config = config
         self._tp = tensor_parallel(config, mesh)
+        self._cp = mesh.cp
         self._key: DropoutKey | None = None
         self._no_terms = no_terms(config, mesh.device)
         # One rank may hold both ends of a pipeline in chunks of their own.
@@ -73,7 +74,9 @@ class GptChunk(nn.Module):
 
         Dropout masks depend on it; a model without dropout does not need it.
         """
-        self._key = DropoutKey(seed=self._config.seed, step=step, micro_batch=micro_batch)
+        self._key = DropoutKey(
+            seed=self._config.seed, step=step, micro_batch=micro_batch, part=self._cp.index
+        )
 
     def forward(
         self,
@@ -85,8 +88,10 @@ class GptChunk(nn.Module):
     ) -> Tensor:
         """The hidden state for the next chunk, or the summed loss on the last one.
 
-        `starts_SB` has where the document of each token begins; None: it is all one. A model
-        that predicts the order of `sentences` gives two sums, [2]: of tokens and of sequences.
+        Where ranks divide the sequence, tokens and targets are those of the own part, and all
+        else is of the whole: the loss is then the own part of the sum. `starts_SB` has where the
+        document of each token begins; None: it is all one. A model that predicts the order of
+        `sentences` gives two sums, [2]: of tokens and of sequences.
 
         Without recording of gradients this is an evaluation: nothing is dropped, and the loss is
         the tokens' alone, without the router's.
@@ -162,7 +167,8 @@ class GptChunk(nn.Module):
             return loss
         if terms is not None:
             # As the loss is a sum over tokens, the router's, a mean over them, counts as often.
-            loss = loss + router_loss(self._config, self._tp, terms) * (targets_SB >= 0).sum()
+            often = over_parts((targets_SB >= 0).sum(), self._cp)
+            loss = loss + router_loss(self._config, self._tp, terms) * often
         if self.sentence_order is None:
             return loss
         assert sentences is not None, "the data of a model that predicts their order has them"

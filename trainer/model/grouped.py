@@ -10,11 +10,14 @@ in the order of a token's choices: sums have the same bits on every device and e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+
+from trainer.parallel.weight_gradients import WeightGradient, WeightGradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +72,13 @@ def unsorted(y_TD: Tensor, slots: Slots) -> Tensor:
     return out
 
 
-def grouped_linear(x_TD: Tensor, weight_EFD: Tensor, slots: Slots) -> Tensor:
+def grouped_linear(
+    x_TD: Tensor, weight_EFD: Tensor, slots: Slots, gradients: WeightGradients
+) -> Tensor:
     """The rows of each expert times its matrix, [T, F]."""
-    out: Tensor = _GroupedLinear.apply(x_TD, weight_EFD, slots.counts)  # type: ignore[no-untyped-call]
+    weight_EFD, gradient = gradients.use(weight_EFD, x_TD)
+    arguments = (x_TD, weight_EFD, slots.counts, gradient)
+    out: Tensor = _GroupedLinear.apply(*arguments)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -101,9 +108,15 @@ class _Unsorted(Function):
 
 class _GroupedLinear(Function):
     @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, weight_EFD: Tensor, counts: list[int]) -> Tensor:
+    def forward(
+        ctx: Any,
+        x_TD: Tensor,
+        weight_EFD: Tensor,
+        counts: list[int],
+        gradient: WeightGradient,
+    ) -> Tensor:
         ctx.save_for_backward(x_TD, weight_EFD)
-        ctx.counts = counts
+        ctx.counts, ctx.gradient = counts, gradient
         out_TF = x_TD.new_empty((x_TD.shape[0], weight_EFD.shape[1]))
         groups = zip(
             torch.split(x_TD, counts), weight_EFD, torch.split(out_TF, counts), strict=True
@@ -113,14 +126,20 @@ class _GroupedLinear(Function):
         return out_TF
 
     @staticmethod
-    def backward(ctx: Any, grad_TF: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad_TF: Tensor) -> tuple[Tensor | None, ...]:
         x_TD, weight_EFD = ctx.saved_tensors
-        grad_TF = grad_TF.contiguous()
-        grad_x, grad_weight = torch.empty_like(x_TD), torch.empty_like(weight_EFD)
-        for expert, (x_tD, grad_tF, grad_x_tD) in enumerate(
-            zip(*(torch.split(each, ctx.counts) for each in (x_TD, grad_TF, grad_x)), strict=True)
-        ):
-            torch.mm(grad_tF, weight_EFD[expert], out=grad_x_tD)
-            # An expert without tokens has a gradient of zero.
-            torch.mm(grad_tF.t(), x_tD, out=grad_weight[expert])
-        return grad_x, grad_weight, None
+        grad_TF, grad_x = grad_TF.contiguous(), torch.empty_like(x_TD)
+        rows = (torch.split(grad_TF, ctx.counts), torch.split(grad_x, ctx.counts))
+        for weight_FD, grad_tF, grad_x_tD in zip(weight_EFD, *rows, strict=True):
+            torch.mm(grad_tF, weight_FD, out=grad_x_tD)
+        compute = partial(_weight_grad, ctx.counts)
+        return grad_x, ctx.gradient.made(compute, grad_TF, x_TD), None, None
+
+
+def _weight_grad(counts: list[int], grad_TF: Tensor, x_TD: Tensor) -> Tensor:
+    """Of each expert, [E, F, D]; one without tokens has a gradient of zero."""
+    grad_EFD = x_TD.new_empty((len(counts), grad_TF.shape[1], x_TD.shape[1]))
+    groups = zip(torch.split(grad_TF, counts), torch.split(x_TD, counts), grad_EFD, strict=True)
+    for grad_tF, x_tD, grad_FD in groups:
+        torch.mm(grad_tF.t(), x_tD, out=grad_FD)
+    return grad_EFD

@@ -62,14 +62,21 @@ class OrderHead(Layer):
         self._wide = torch.promote_types(config.dtype, torch.float32)
 
     def forward(self, x_SBD: Tensor, swapped_B: Tensor) -> Tensor:
-        """The sequences' summed loss, of the first token of each; the same on each tensor rank."""
+        """The sequences' summed loss, of the first token of each; the same on each tensor rank.
+
+        0 on a rank whose part of the sequence is not the first.
+        """
         # With sequence parallelism the first rank has the first tokens; the others compute on
         # zeros, so that nothing of other tokens comes in, and their gradients are zeros, too.
-        has_first = self.comm.index == 0 or not self.tp.sequence_parallel
+        # So it is where ranks divide the sequence.
+        in_part = self.comm.index == 0 or not self.tp.sequence_parallel
+        has_first = in_part and self.cp.index == 0
         first_BD = x_SBD[0] if has_first else torch.zeros_like(x_SBD[0])
         logits = self.classifier(torch.tanh(self.pooler(first_BD)))
         loss = F.cross_entropy(logits.to(self._wide), swapped_B, reduction="sum")
-        return total(loss * has_first, self.comm) if self.tp.sequence_parallel else loss
+        if self.tp.sequence_parallel:
+            return total(loss * has_first, self.comm)
+        return loss if has_first else loss * 0.0
 
 
 class _Linear(Layer):

@@ -26,6 +26,7 @@ from trainer.model.fused import (
     rms_norm,
 )
 from trainer.model.parameters import ParallelModule
+from trainer.model.parts import is_in_ring, places_of
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.tensor import TensorParallel, column_linear, row_linear
 
@@ -39,16 +40,20 @@ def tensor_parallel(config: GptConfig, mesh: Mesh) -> TensorParallel:
         sequence_parallel=split,
         chunks=config.tp_chunks,
         min_piece_bytes=config.tp_min_piece_bytes,
+        weight_gradients=mesh.weight_gradients,
     )
 
 
 class Layer(ParallelModule):
-    """A module of the GPT: knows the config, its tensor group and its device."""
+    """A module of the GPT: knows the config, its tensor group, who divides sequences with it,
+    and its device."""
 
     def __init__(self, config: GptConfig, mesh: Mesh) -> None:
         super().__init__(mesh.tp, dtype=config.dtype, device=mesh.device)
         self.config = config
         self.tp = tensor_parallel(config, mesh)
+        self.cp = mesh.cp
+        self.device = mesh.device
         self.num_groups = max(1, config.groups // mesh.tp.size)
 
 
@@ -284,7 +289,12 @@ class SegmentTable(Layer):
         return F.embedding(segments_SB[_own_part(self, num_positions)], self.weight)
 
 
-def _own_part(layer: Layer, num_positions: int) -> slice:
+def _own_part(layer: Layer, num_positions: int) -> slice | Tensor:
     """Which positions a rank has, that has so many."""
-    first = layer.comm.index * num_positions if layer.tp.sequence_parallel else 0
+    of_tp = layer.comm.index if layer.tp.sequence_parallel else 0
+    if is_in_ring(layer.config, layer.cp):
+        places_L = places_of(layer.config, layer.cp, layer.device)
+        return places_L[of_tp * num_positions :][:num_positions]
+    parts = layer.comm.size if layer.tp.sequence_parallel else 1
+    first = (layer.cp.index * parts + of_tp) * num_positions
     return slice(first, first + num_positions)

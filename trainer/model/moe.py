@@ -22,7 +22,7 @@ from trainer.model.dropout import DropoutKey
 from trainer.model.fused import bias_activation, bias_gated
 from trainer.model.grouped import Slots, gathered, grouped_linear, spread, unsorted
 from trainer.model.layers import IntoStream, Layer
-from trainer.model.router import Router, layer_terms
+from trainer.model.router import Router, layer_terms, over_parts
 from trainer.parallel.experts import Exchange
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.tensor import own_sequence, whole_sequence
@@ -65,7 +65,7 @@ class MoeMlp(IntoStream):
         out = self.added(product_SBD, residual_SBD, key)
         if self._moe.num_terms == 0:
             return (out,)
-        return out, layer_terms(self._moe, routing, slots.counts_E)
+        return out, layer_terms(self._moe, routing, over_parts(slots.counts_E, self.cp))
 
     def _mixed(self, rows_TD: Tensor, slots: Slots) -> Tensor:
         """What the experts of rows make of them, wherever these experts are."""
@@ -108,8 +108,9 @@ class Experts(Layer):
 
     def forward(self, x_TD: Tensor, slots: Slots) -> Tensor:
         """What each slot's expert makes of its token, [T, D]; this rank's part of a sum."""
-        units_TF = activated(self.config, grouped_linear(x_TD, self.up.flatten(1, 2), slots))
-        return grouped_linear(units_TF, self.down, slots)
+        gradients = self.tp.weight_gradients
+        inputs_TF = grouped_linear(x_TD, self.up.flatten(1, 2), slots, gradients)
+        return grouped_linear(activated(self.config, inputs_TF), self.down, slots, gradients)
 
 
 class SharedExpert(Layer):

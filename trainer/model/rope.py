@@ -16,11 +16,20 @@ from trainer.model.config import RopeConfig
 from trainer.model.rope_scaling import scaled_frequencies
 
 
-def rotate(x_SBHC: Tensor, config: RopeConfig, places_SB: Tensor | None = None) -> Tensor:
-    """x with its first `fraction` of each head turned by its place; None: that along dim 0."""
+def rotate(
+    x_SBHC: Tensor,
+    config: RopeConfig,
+    places_SB: Tensor | None = None,
+    seq_len: int | None = None,
+) -> Tensor:
+    """x with its first `fraction` of each head turned by its place; None: that along dim 0.
+
+    `seq_len` is that of the whole sequence, where x is a part of it; places may be the same for
+    all of a batch, [S, 1].
+    """
     width = rotated_width(x_SBHC.shape[-1], config)
     cos_SR, sin_SR = _tables(
-        x_SBHC.shape[0], width, config, dtype=x_SBHC.dtype, device=x_SBHC.device
+        seq_len or x_SBHC.shape[0], width, config, dtype=x_SBHC.dtype, device=x_SBHC.device
     )
     if places_SB is None:
         cos, sin = cos_SR[:, None, None, :], sin_SR[:, None, None, :]

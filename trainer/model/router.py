@@ -11,7 +11,7 @@ The router is computed in fp32 at least. Its losses are of one micro-batch of a 
 What they are made of is added up from layer to layer, and goes on to the next pipeline stage
 beside the stream (`carried`), so that the last one knows the sums over all layers, and
 gradients come back the same way. With sequence parallelism each rank has the terms of its own
-tokens, with f_e of all.
+tokens, with f_e of all; so have ranks that divide the sequence.
 """
 
 # S sequence, B micro-batch, E experts, K choices of a token, D model width.
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from trainer.model.config import GptConfig, MoeConfig
 from trainer.model.layers import Layer
+from trainer.parallel.comm import Comm
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.tensor import TensorParallel, total
 
@@ -57,6 +58,11 @@ class Router(Layer):
         return Routing(chosen_SBK, weights_SBK, logits_SBE, probabilities_SBE)
 
 
+def over_parts(counts: Tensor, cp: Comm) -> Tensor:
+    """What is counted in each part of a sequence, over all of it."""
+    return counts if cp.size == 1 else cp.all_gather(counts.unsqueeze(0)).sum(dim=0)
+
+
 def no_terms(config: GptConfig, device: torch.device) -> Tensor | None:
     """What the first layer adds its terms to; None: the router has no losses."""
     if config.num_router_terms == 0:
@@ -66,7 +72,7 @@ def no_terms(config: GptConfig, device: torch.device) -> Tensor | None:
 
 
 def layer_terms(moe: MoeConfig, routing: Routing, counts_E: Tensor) -> Tensor:
-    """A layer's terms; `counts_E` are choices by expert, of all tensor ranks' tokens.
+    """A layer's terms; `counts_E` are choices by expert, of the whole micro-batch's tokens.
 
     The first is a loss as it stands; over all layers there are counts and probabilities besides.
     """
@@ -84,7 +90,8 @@ def layer_terms(moe: MoeConfig, routing: Routing, counts_E: Tensor) -> Tensor:
 
 
 def router_loss(config: GptConfig, tp: TensorParallel, terms: Tensor) -> Tensor:
-    """The loss of all layers' terms, the same on each tensor rank."""
+    """The loss of all layers' terms, the same on each tensor rank; the own part of it, where ranks
+    divide the sequence."""
     moe = config.moe
     assert moe is not None, "there are terms"
     loss, rest = terms[0], terms[1:]

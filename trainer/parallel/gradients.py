@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -79,6 +79,15 @@ class _Reduction:
     pending: PendingReduce
 
 
+@dataclass(slots=True, kw_only=True)
+class _Pass:
+    """A backward pass through a chunk: what is to come of each bucket, and the order to launch."""
+
+    reduces: bool = False
+    missing: dict[Part, int] = field(default_factory=dict)
+    queue: deque[Part] = field(default_factory=deque)
+
+
 class GradientReducer:
     """Collects the gradients of every backward pass and sums them over the replicas.
 
@@ -104,11 +113,10 @@ class GradientReducer:
         self._each_micro_batch = each_micro_batch
         self._wire = wire
         self._done = done
-        self._missing: dict[Part, int] = {}
-        self._queue: deque[Part] = deque()
+        self._pass = _Pass()
+        self._paused: dict[tuple[int, int], _Pass] = {}
         self._under_way: deque[_Reduction] = deque()
         self._reduced: set[Part] = set()
-        self._reduces = False
         self._observer: Callable[[Tensor], None] | None = None
         if dp.size > 1 or flat.moves_grads:
             for part in flat.parts:
@@ -128,14 +136,24 @@ class GradientReducer:
 
     def begin_backward(self, chunk: int, *, last: bool) -> None:
         """A backward pass through a chunk begins; `last` of this step."""
-        self._reduces = self._dp.size > 1 and (last or self._each_micro_batch)
         parts = [part for part in self._flat.parts if part.bucket.chunk == chunk]
-        self._missing = {part: len(part.bucket.slices) for part in parts}
-        self._queue = deque(reversed(parts))
+        self._pass = _Pass(
+            reduces=self._dp.size > 1 and (last or self._each_micro_batch),
+            missing={part: len(part.bucket.slices) for part in parts},
+            queue=deque(reversed(parts)),
+        )
+
+    def pause_backward(self, chunk: int, micro_batch: int) -> None:
+        """The pass has gradients still to come, once it is resumed."""
+        self._paused[chunk, micro_batch] = self._pass
+
+    def resume_backward(self, chunk: int, micro_batch: int) -> None:
+        """A pass that was paused goes on."""
+        self._pass = self._paused.pop((chunk, micro_batch))
 
     def end_backward(self) -> None:
         """Launch what no last gradient has launched."""
-        self._missing.clear()
+        self._pass.missing.clear()
         self._launch_ready()
 
     def finish(self) -> None:
@@ -146,9 +164,10 @@ class GradientReducer:
     def _accumulated(self, part: Part, name: str, parameter: Tensor) -> None:
         if self._flat.moves_grads:
             self._take(part, name, parameter)
-        self._missing[part] -= 1
-        if self._missing[part] == 0:
-            del self._missing[part]
+        missing = self._pass.missing
+        missing[part] -= 1
+        if missing[part] == 0:
+            del missing[part]
             self._done(part)
             self._launch_ready()
 
@@ -169,8 +188,9 @@ class GradientReducer:
             part.all_grads.zero_()
 
     def _launch_ready(self) -> None:
-        while self._reduces and self._queue and self._queue[0] not in self._missing:
-            part = self._queue.popleft()
+        now = self._pass
+        while now.reduces and now.queue and now.queue[0] not in now.missing:
+            part = now.queue.popleft()
             self._be_there(part)
             if self._observer is not None:
                 self._observer(part.all_grads)

@@ -10,6 +10,7 @@ nothing here takes longer than a store's slowest answer.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +29,10 @@ from trainer.parallel.timeline import HostTimeline
 # Whoever waits for a reader waits for its store: two tries of a minute each, and as much
 # again for what that reader itself waits for.
 TIMEOUT_S = 240.0
+# A wait as short as gloo has them.
+_AT_ONCE = timedelta(milliseconds=1)
+# Of a message that nobody sends; a restore numbers its messages from 0.
+_NOBODYS_TAG = 1 << 24
 
 
 def join_hosts(
@@ -65,6 +70,11 @@ class _HostGroup(BackendComm):
 
     _backend: Any
 
+    def __init__(self, backend: Any, **about: Any) -> None:
+        super().__init__(backend, **about)
+        self._under_way: set[_Message] = set()
+        self._has_met_neighbours = False
+
     @property
     def rank(self) -> int:
         return self.index
@@ -76,6 +86,8 @@ class _HostGroup(BackendComm):
         options.reduceOp = dist.ReduceOp.MAX  # type: ignore[assignment]
         with self.waiting(Op.ALL_REDUCE):
             self._backend.allreduce([row], options).wait()
+        # Its ring has connected them.
+        self._has_met_neighbours = True
         return int(row)
 
     def gather(self, own: bytes) -> list[bytes]:
@@ -98,10 +110,34 @@ class _HostGroup(BackendComm):
         return bytes(host_bytes(content))
 
     def send(self, message: Tensor, peer: int, tag: int) -> Pending:
-        return _Message(self, self.post_send(message, peer, tag), Op.SEND, peer)
+        return self._begun(_Message(self, self.post_send(message, peer, tag), Op.SEND, peer))
 
     def receive(self, message: Tensor, peer: int, tag: int) -> Pending:
-        return _Message(self, self.post_recv(message, peer, tag), Op.RECV, peer)
+        return self._begun(_Message(self, self.post_recv(message, peer, tag), Op.RECV, peer))
+
+    def abandon(self) -> None:
+        """Close all connections, by the one way that gloo has: a wait that runs out.
+
+        Gloo reads for ever, with all of a core, at a message whose receive has been dropped, and
+        a backend whose connections are made at their first message cannot be deleted meanwhile.
+        """
+        pending: list[Any] = [message.work for message in self._under_way]
+        if self._has_met_neighbours:
+            for peer in {(self.index + 1) % self.size, (self.index - 1) % self.size}:
+                with suppress(PeerLostError):
+                    nothing = torch.empty(1, dtype=torch.uint8)
+                    pending.append(self.post_recv(nothing, peer, _NOBODYS_TAG))
+        for work in pending:
+            with suppress(RuntimeError):
+                work.wait(_AT_ONCE)
+        self._under_way.clear()
+
+    def has_ended(self, message: _Message) -> None:
+        self._under_way.discard(message)
+
+    def _begun(self, message: _Message) -> _Message:
+        self._under_way.add(message)
+        return message
 
     def _gather_rows(self, own: Tensor) -> list[Tensor]:
         rows = [torch.empty_like(own) for _ in range(self.size)]
@@ -113,17 +149,18 @@ class _HostGroup(BackendComm):
 class _Message:
     """A message under way; its wait is in the black box."""
 
-    def __init__(self, comm: BackendComm, work: Pending, op: Op, peer: int) -> None:
+    def __init__(self, comm: _HostGroup, work: Pending, op: Op, peer: int) -> None:
         self._comm = comm
-        self._work = work
+        self.work = work
         self._op = op
         self._peer = peer
 
     def wait(self) -> None:
         try:
-            self._comm.wait([self._work], self._op, Waited(peer=self._peer))
+            self._comm.wait([self.work], self._op, Waited(peer=self._peer))
         except PeerLostError as error:
             raise PeerLostError(f"restore waited for rank {self._peer}: {error}") from error
+        self._comm.has_ended(self)
 
 
 def _tensor_of(raw: bytes) -> Tensor:

@@ -25,6 +25,7 @@ from trainer.parallel.gloo import GlooComm
 from trainer.parallel.gloo_network import GlooNetwork
 from trainer.parallel.nccl import NcclComm
 from trainer.parallel.timeline import HostTimeline, Timeline, timeline_of
+from trainer.parallel.weight_gradients import WeightGradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +36,10 @@ class Mesh:
     a group of its own, because messages between two ranks keep their order per
     group; with gloo's tags it is `pp` itself. `embedding` joins the first and
     last stage when they share tied embeddings. `ep` joins replicas that divide experts among
-    them, `expert_dp` those that hold the same ones: all of `dp` without such. `timeline` tells
-    when the rank's work is done.
+    them, `expert_dp` those that hold the same ones: all of `dp` without such. `cp` joins the ranks
+    of `dp` that divide sequences among them. `timeline` tells when the rank's work is done.
+    `weight_gradients` is where its linear layers and its pipeline engine meet, should that split
+    backward passes.
     """
 
     layout: Layout
@@ -50,7 +53,14 @@ class Mesh:
     embedding: Comm
     ep: Comm
     expert_dp: Comm
+    cp: Comm
     timeline: Timeline = field(default_factory=HostTimeline)
+    weight_gradients: WeightGradients = field(default_factory=WeightGradients)
+
+    @property
+    def replica(self) -> int:
+        """Whose samples this rank reads."""
+        return self.at.dp // self.layout.cp
 
     @property
     def is_first_stage(self) -> bool:
@@ -69,6 +79,7 @@ class Mesh:
             Group.DP: (self.dp,),
             Group.PP: pipeline,
             Group.EMBEDDING: (self.embedding,),
+            **({} if self.cp.size == 1 else {Group.CP: (self.cp,)}),
             **({} if self.ep.size == 1 else self._expert_comms),
         }
 
@@ -109,7 +120,6 @@ def build_mesh(
     must keep it until the last rank has joined: others may be behind.
     `gloo_interface` is the network interface for gloo, "" for the host's default.
     """
-    at = layout.coordinate(rank)
     timeline = timeline_of(device)
     joiner = _Joiner(
         layout,
@@ -131,7 +141,7 @@ def build_mesh(
     return Mesh(
         layout=layout,
         rank=rank,
-        at=at,
+        at=layout.coordinate(rank),
         device=device,
         tp=tp,
         dp=dp,
@@ -140,6 +150,7 @@ def build_mesh(
         embedding=embedding,
         ep=joiner.join(Group.EP, layout.group_of("ep", rank)),
         expert_dp=dp if layout.ep == 1 else joiner.join_holders(layout),
+        cp=joiner.join(Group.CP, layout.group_of("cp", rank)),
         timeline=timeline,
     )
 

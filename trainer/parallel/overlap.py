@@ -13,7 +13,8 @@ need it last, so they fill what remains of a transfer in the backward pass:
     row backward      gather dy in chunks under own dW = dy' x and dx = dy W
 
 Without sequence parallelism there is nothing to gather, and an all-reduce takes
-the place of the reduce-scatter.
+the place of the reduce-scatter. Where weight gradients are put off
+(`trainer.parallel.weight_gradients`), what they gather arrives under their own products.
 
 What is exchanged and how is the business of `trainer.parallel.comm`; the forms
 without overlap are in `trainer.parallel.tensor`.
@@ -28,7 +29,8 @@ parallelism".
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -39,6 +41,7 @@ from torch.autograd import Function
 
 from outlast.blackbox import Op
 from trainer.parallel.comm import Comm, PendingReduce, sum_in_order
+from trainer.parallel.weight_gradients import WeightGradient, WeightGradients
 
 # A message costs about 0.2 ms of a processor, however small it is (measured with gloo):
 # what 64 KiB take at 2.6 Gbit/s. Smaller pieces cost more than they could hide.
@@ -59,6 +62,7 @@ class TensorParallel:
     sequence_parallel: bool
     chunks: int = 1
     min_piece_bytes: int = MIN_PIECE_BYTES
+    weight_gradients: WeightGradients = field(default_factory=WeightGradients)
 
     def __post_init__(self) -> None:
         if self.chunks < 1:
@@ -79,10 +83,15 @@ class ColumnLinear(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_SBD: Tensor, weight_FD: Tensor, bias_F: Tensor | None, tp: TensorParallel
+        ctx: Any,
+        x_SBD: Tensor,
+        weight_FD: Tensor,
+        bias_F: Tensor | None,
+        tp: TensorParallel,
+        gradient: WeightGradient,
     ) -> Tensor:
         ctx.save_for_backward(x_SBD, weight_FD)
-        ctx.tp, ctx.has_bias = tp, bias_F is not None
+        ctx.tp, ctx.gradient, ctx.has_bias = tp, gradient, bias_F is not None
         if not tp.sequence_parallel:
             return F.linear(x_SBD, weight_FD, bias_F)
         out_NF = _Gather(_rows(x_SBD), tp).product(weight_FD.t(), bias_F)
@@ -93,18 +102,20 @@ class ColumnLinear(Function):
         x_SBD, weight_FD = ctx.saved_tensors
         backward = _column_backward_split if ctx.tp.sequence_parallel else _column_backward
         grad_NF = _rows(grad_SBF)
-        grad_x, grad_weight = backward(_rows(x_SBD), weight_FD, grad_NF, ctx.tp)
+        grad_x, grad_weight = backward(_rows(x_SBD), weight_FD, grad_NF, ctx.tp, ctx.gradient)
         grad_bias = grad_NF.sum(dim=0) if ctx.has_bias else None
-        return grad_x.view(x_SBD.shape), grad_weight, grad_bias, None
+        return grad_x.view(x_SBD.shape), grad_weight, grad_bias, None, None
 
 
 class RowLinear(Function):
     """The overlapped form of `tensor.row_linear`, without its bias."""
 
     @staticmethod
-    def forward(ctx: Any, x_SBF: Tensor, weight_DF: Tensor, tp: TensorParallel) -> Tensor:
+    def forward(
+        ctx: Any, x_SBF: Tensor, weight_DF: Tensor, tp: TensorParallel, gradient: WeightGradient
+    ) -> Tensor:
         ctx.save_for_backward(x_SBF, weight_DF)
-        ctx.tp = tp
+        ctx.tp, ctx.gradient = tp, gradient
         start = _Scatter if tp.sequence_parallel else _Reduce
         out_ND = start(_rows(x_SBF), weight_DF.t(), tp).wait()
         return out_ND.view(-1, x_SBF.shape[1], weight_DF.shape[0])
@@ -114,42 +125,64 @@ class RowLinear(Function):
         x_SBF, weight_DF = ctx.saved_tensors
         grad_ND, x_NF = _rows(grad_SBD), _rows(x_SBF)
         if ctx.tp.sequence_parallel:
-            grad_x, grad_weight = _row_backward_split(x_NF, weight_DF, grad_ND, ctx.tp)
+            grad_x, grad_weight = _row_backward_split(
+                x_NF, weight_DF, grad_ND, ctx.tp, ctx.gradient
+            )
         else:
-            grad_x, grad_weight = grad_ND @ weight_DF, grad_ND.t() @ x_NF
-        return grad_x.view(x_SBF.shape), grad_weight, None
+            grad_x = grad_ND @ weight_DF
+            grad_weight = ctx.gradient.made(_weight_grad, grad_ND, x_NF)
+        return grad_x.view(x_SBF.shape), grad_weight, None, None
 
 
 def _column_backward_split(
-    x_nD: Tensor, weight_FD: Tensor, grad_NF: Tensor, tp: TensorParallel
-) -> tuple[Tensor, Tensor]:
+    x_nD: Tensor, weight_FD: Tensor, grad_NF: Tensor, tp: TensorParallel, gradient: WeightGradient
+) -> tuple[Tensor, Tensor | None]:
     # Posted before the scatter, so that its messages go first: they are needed first.
-    gather = _Gather(x_nD, tp)
+    gather = None if gradient.is_put_off else _Gather(x_nD, tp)
     scatter = _Scatter(grad_NF, weight_FD, tp)
-    grads_MnF = _by_member(grad_NF, tp.comm)
-    grad_weight = grads_MnF[tp.comm.index].t() @ x_nD
-    gather.wait()
-    _add_products(grad_weight, grads_MnF, gather.shards, tp.comm)
+
+    def compute(grad_NF: Tensor, x_nD: Tensor) -> Tensor:
+        gathered = gather or _Gather(x_nD, tp)
+        grads_MnF = _by_member(grad_NF, tp.comm)
+        grad_weight = _weight_grad(grads_MnF[tp.comm.index], x_nD)
+        gathered.wait()
+        return _add_products(grad_weight, grads_MnF, gathered.shards, tp.comm)
+
+    grad_weight = gradient.made(compute, grad_NF, x_nD)
     return scatter.wait(), grad_weight
 
 
 def _column_backward(
-    x_ND: Tensor, weight_FD: Tensor, grad_NF: Tensor, tp: TensorParallel
-) -> tuple[Tensor, Tensor]:
+    x_ND: Tensor, weight_FD: Tensor, grad_NF: Tensor, tp: TensorParallel, gradient: WeightGradient
+) -> tuple[Tensor, Tensor | None]:
     reduce = _Reduce(grad_NF, weight_FD, tp)
-    grad_weight = grad_NF.t() @ x_ND
+    grad_weight = gradient.made(_weight_grad, grad_NF, x_ND)
     return reduce.wait(), grad_weight
 
 
 def _row_backward_split(
-    x_NF: Tensor, weight_DF: Tensor, grad_nD: Tensor, tp: TensorParallel
-) -> tuple[Tensor, Tensor]:
+    x_NF: Tensor, weight_DF: Tensor, grad_nD: Tensor, tp: TensorParallel, gradient: WeightGradient
+) -> tuple[Tensor, Tensor | None]:
     gather = _Gather(grad_nD, tp)
+    if gradient.is_put_off:
+        # Gathered once more then: whole gradients would be kept beside the ranks' parts.
+        grad_weight = gradient.made(partial(_row_weight_grad, tp), grad_nD, x_NF)
+        return gather.product(weight_DF, None), grad_weight
     xs_MnF = _by_member(x_NF, tp.comm)
-    grad_weight = grad_nD.t() @ xs_MnF[tp.comm.index]
+    own_weight = _weight_grad(grad_nD, xs_MnF[tp.comm.index])
     grad_x = gather.product(weight_DF, None)
-    _add_products(grad_weight, gather.shards, xs_MnF, tp.comm)
-    return grad_x, grad_weight
+    return grad_x, _add_products(own_weight, gather.shards, xs_MnF, tp.comm)
+
+
+def _row_weight_grad(tp: TensorParallel, grad_nD: Tensor, x_NF: Tensor) -> Tensor:
+    gather, xs_MnF = _Gather(grad_nD, tp), _by_member(x_NF, tp.comm)
+    grad_weight = _weight_grad(grad_nD, xs_MnF[tp.comm.index])
+    gather.wait()
+    return _add_products(grad_weight, gather.shards, xs_MnF, tp.comm)
+
+
+def _weight_grad(grad_NF: Tensor, x_ND: Tensor) -> Tensor:
+    return grad_NF.t() @ x_ND
 
 
 class _Gather:
@@ -264,7 +297,8 @@ def _by_member(x_NF: Tensor, comm: Comm) -> Tensor:
 
 def _add_products(
     total: Tensor, lefts: Sequence[Tensor] | Tensor, rights: Sequence[Tensor] | Tensor, comm: Comm
-) -> None:
+) -> Tensor:
     """Add left' right of every peer to `total`, always in the same order."""
     for peer in comm.peers:
         total.addmm_(lefts[peer].t(), rights[peer])
+    return total

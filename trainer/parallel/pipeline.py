@@ -21,9 +21,11 @@ from trainer.core.schedule import Action, ActionKind, Schedule
 from trainer.core.schedule.messages import Message, incoming, last_used, outgoing
 from trainer.parallel.backward import backward
 from trainer.parallel.boundary import Boundary
+from trainer.parallel.hooks import ChunkHooks, NoHooks
 from trainer.parallel.mailbox import Mail, Mailbox, NoMail
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.timeline import timed
+from trainer.parallel.weight_gradients import Products, add_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +42,9 @@ class Sentences:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """What a replica reads for one micro-batch: [S, B] token ids.
+    """What a rank takes of a replica's micro-batch: [S, B] token ids.
 
+    Where ranks divide the sequence, tokens and targets are those of the rank's part.
     A target below 0 has no loss. `starts` has for each token where its document begins in the
     sequence; None: a sequence is all one. `num_predicted` is how many targets have a loss. What
     the stage does not use may be empty, or 0.
@@ -80,35 +83,6 @@ class Chunk(Protocol):
         sentences: Sentences | None,
         /,
     ) -> Tensor: ...
-
-
-class ChunkHooks(Protocol):
-    """What happens around each use of a chunk (ZeRO gathers and reduces there)."""
-
-    def before_forward(self, chunk: int, micro_batch: int) -> None: ...
-
-    def after_forward(self, chunk: int, micro_batch: int) -> None: ...
-
-    def before_backward(self, chunk: int, micro_batch: int) -> None: ...
-
-    def after_backward(self, chunk: int, micro_batch: int, *, last: bool) -> None:
-        """`last`: the chunk's last backward of this step."""
-
-
-class NoHooks:
-    """Nothing happens around the uses of a chunk."""
-
-    def before_forward(self, chunk: int, micro_batch: int) -> None:
-        pass
-
-    def after_forward(self, chunk: int, micro_batch: int) -> None:
-        pass
-
-    def before_backward(self, chunk: int, micro_batch: int) -> None:
-        pass
-
-    def after_backward(self, chunk: int, micro_batch: int, *, last: bool) -> None:
-        pass
 
 
 @dataclass(slots=True)
@@ -157,6 +131,7 @@ class _Step:
     loss: Tensor
     inputs: dict[tuple[int, int], Tensor | None] = field(default_factory=dict)
     outputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    products: dict[tuple[int, int], Products] = field(default_factory=dict)
 
 
 class PipelineEngine:
@@ -189,15 +164,14 @@ class PipelineEngine:
             )
         self.order = schedule.actions[mesh.at.pp]
         self.last_timing = StepTiming()
-        kinds = {action.kind for action in self.order}
-        if not kinds <= {ActionKind.FORWARD, ActionKind.BACKWARD}:
-            raise ValueError(f"schedule {schedule.name} splits backwards; this engine fuses them")
         self._chunks = tuple(chunks)
         self._hooks = hooks or NoHooks()
         self._boundary = Boundary(shape=boundary, replicas=mesh.tp if replicated else None)
         self._timeline = mesh.timeline
+        self._weight_gradients = mesh.weight_gradients
         self._trains = schedule.trains
-        self._replica = mesh.at.dp
+        self._splits = any(action.kind is ActionKind.BACKWARD_INPUT for action in self.order)
+        self._replica = mesh.replica
         self._num_micro_batches = schedule.num_micro_batches
         self._loss_chunk = schedule.num_chunks - 1 if mesh.is_last_stage else None
         self._work = _work(schedule, mesh.at.pp)
@@ -258,16 +232,20 @@ class PipelineEngine:
         self.last_timing = StepTiming()
         for chunk in self._chunks:
             chunk.train(self._trains)
+        self._weight_gradients.splits = self._splits
         with timed(self._timeline, self.last_timing.add_elapsed):
             self._run_schedule(state)
 
     def _run_schedule(self, state: _Step) -> None:
         state.mail.open()
         for work in self._work:
-            if work.action.kind is ActionKind.FORWARD:
-                self._forward(state, work)
-            else:
-                self._backward(state, work)
+            match work.action.kind:
+                case ActionKind.FORWARD:
+                    self._forward(state, work)
+                case ActionKind.BACKWARD | ActionKind.BACKWARD_INPUT:
+                    self._backward(state, work)
+                case ActionKind.BACKWARD_WEIGHT:
+                    self._weights(state, work)
         with self._waiting():
             state.mail.close()
 
@@ -299,13 +277,28 @@ class PipelineEngine:
         self._hooks.before_backward(index, number)
         grad = self._receive(state, work.needs)
         hidden = state.inputs.pop(key)
+        splits = work.action.kind is ActionKind.BACKWARD_INPUT
         with self._computing():
-            backward(state.outputs.pop(key), grad)
+            if splits:
+                with self._weight_gradients.put_off() as state.products[key]:
+                    backward(state.outputs.pop(key), grad)
+            else:
+                backward(state.outputs.pop(key), grad)
         self._release(state, work)
         if hidden is not None:
             assert hidden.grad is not None, "a chunk's output depends on its input"
             self._send(state, work.makes, hidden.grad)
-        self._hooks.after_backward(index, number, last=work.is_last_backward)
+        after = self._hooks.after_inputs if splits else self._hooks.after_backward
+        after(index, number, last=work.is_last_backward)
+
+    def _weights(self, state: _Step, work: _Work) -> None:
+        """What `_backward` has left to do."""
+        key = index, number = work.action.chunk, work.action.micro_batch
+        self._hooks.before_weights(index, number)
+        with self._computing():
+            add_up(state.products.pop(key))
+        self._release(state, work)
+        self._hooks.after_weights(index, number)
 
     def _receive(self, state: _Step, message: Message | None) -> Tensor | None:
         if message is None:
@@ -333,9 +326,8 @@ class PipelineEngine:
 
 def _work(schedule: Schedule, stage: int) -> tuple[_Work, ...]:
     order = schedule.actions[stage]
-    last_backwards = {
-        action.chunk: action for action in order if action.kind is ActionKind.BACKWARD
-    }
+    backwards = (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
+    last_backwards = {action.chunk: action for action in order if action.kind in backwards}
     return tuple(
         _Work(
             action=action,

@@ -20,6 +20,7 @@ Source: Megatron-LM (arXiv 1909.08053) and its sequence parallelism (2205.05198)
 # N = S*B tokens. Capitals are logical sizes; a rank's shard may be smaller.
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from torch.autograd import Function
 from trainer.parallel import overlap
 from trainer.parallel.comm import Comm
 from trainer.parallel.overlap import TensorParallel
+from trainer.parallel.weight_gradients import WeightGradient
 
 __all__ = [
     "TensorParallel",
@@ -50,7 +52,8 @@ def column_linear(
 ) -> Tensor:
     """This rank's output features for the whole sequence."""
     function = overlap.ColumnLinear if tp.overlaps else _ColumnLinear
-    out: Tensor = _apply(function, x_SBD, weight_FD, bias_F, tp)
+    weight_FD, gradient = tp.weight_gradients.use(weight_FD, x_SBD)
+    out: Tensor = _apply(function, x_SBD, weight_FD, bias_F, tp, gradient)
     return out
 
 
@@ -59,7 +62,8 @@ def row_linear(
 ) -> Tensor:
     """The sum over the group of every rank's part, plus the bias once."""
     function = overlap.RowLinear if tp.overlaps else _RowLinear
-    out: Tensor = _apply(function, x_SBF, weight_DF, tp)
+    weight_DF, gradient = tp.weight_gradients.use(weight_DF, x_SBF)
+    out: Tensor = _apply(function, x_SBF, weight_DF, tp, gradient)
     return out if bias_D is None else out + bias_D
 
 
@@ -112,33 +116,48 @@ def _apply(function: type[Function], *arguments: Any) -> Any:
 class _ColumnLinear(Function):
     @staticmethod
     def forward(
-        ctx: Any, x_SBD: Tensor, weight_FD: Tensor, bias_F: Tensor | None, tp: TensorParallel
+        ctx: Any,
+        x_SBD: Tensor,
+        weight_FD: Tensor,
+        bias_F: Tensor | None,
+        tp: TensorParallel,
+        gradient: WeightGradient,
     ) -> Tensor:
         ctx.save_for_backward(x_SBD, weight_FD)
-        ctx.tp, ctx.has_bias = tp, bias_F is not None
+        ctx.tp, ctx.gradient, ctx.has_bias = tp, gradient, bias_F is not None
         return F.linear(_whole_sequence(x_SBD, tp), weight_FD, bias_F)
 
     @staticmethod
     def backward(ctx: Any, grad_SBF: Tensor) -> tuple[Tensor | None, ...]:
         x_SBD, weight_FD = ctx.saved_tensors
-        full_SBD = _whole_sequence(x_SBD, ctx.tp)
-        grad_x = _sum(grad_SBF @ weight_FD, ctx.tp)
+        tp: TensorParallel = ctx.tp
+        compute = partial(_column_weight_grad, tp)
+        grad_weight = ctx.gradient.made(compute, grad_SBF, x_SBD)
+        grad_x = _sum(grad_SBF @ weight_FD, tp)
         grad_bias = grad_SBF.sum(dim=(0, 1)) if ctx.has_bias else None
-        return grad_x, _weight_grad(grad_SBF, full_SBD), grad_bias, None
+        return grad_x, grad_weight, grad_bias, None, None
 
 
 class _RowLinear(Function):
     @staticmethod
-    def forward(ctx: Any, x_SBF: Tensor, weight_DF: Tensor, tp: TensorParallel) -> Tensor:
+    def forward(
+        ctx: Any, x_SBF: Tensor, weight_DF: Tensor, tp: TensorParallel, gradient: WeightGradient
+    ) -> Tensor:
         ctx.save_for_backward(x_SBF, weight_DF)
-        ctx.tp = tp
+        ctx.tp, ctx.gradient = tp, gradient
         return _sum(F.linear(x_SBF, weight_DF), tp)
 
     @staticmethod
     def backward(ctx: Any, grad_SBD: Tensor) -> tuple[Tensor | None, ...]:
         x_SBF, weight_DF = ctx.saved_tensors
-        full_SBD = _whole_sequence(grad_SBD, ctx.tp)
-        return full_SBD @ weight_DF, _weight_grad(full_SBD, x_SBF), None
+        tp: TensorParallel = ctx.tp
+        full_SBD = _whole_sequence(grad_SBD, tp)
+        grad_x = full_SBD @ weight_DF
+        if ctx.gradient.is_put_off:
+            # Gathered once more then: the whole would be kept beside the ranks' parts.
+            compute = partial(_row_weight_grad, tp)
+            return grad_x, ctx.gradient.made(compute, grad_SBD, x_SBF), None, None
+        return grad_x, _weight_grad(full_SBD, x_SBF), None, None
 
 
 class _WholeSequence(Function):
@@ -238,6 +257,14 @@ def own_rows(ids: Tensor, num_rows: int, comm: Comm) -> tuple[Tensor, Tensor]:
     rows = ids - comm.index * num_rows
     inside = (rows >= 0) & (rows < num_rows)
     return rows.clamp_(0, num_rows - 1), inside
+
+
+def _column_weight_grad(tp: TensorParallel, grad_SBF: Tensor, x_SBD: Tensor) -> Tensor:
+    return _weight_grad(grad_SBF, _whole_sequence(x_SBD, tp))
+
+
+def _row_weight_grad(tp: TensorParallel, grad_SBD: Tensor, x_SBF: Tensor) -> Tensor:
+    return _weight_grad(_whole_sequence(grad_SBD, tp), x_SBF)
 
 
 def _weight_grad(grad_SBF: Tensor, x_SBD: Tensor) -> Tensor:

@@ -160,6 +160,17 @@ class DataParallel:
         if self._reshards or last:
             self._release(chunk)
 
+    def after_inputs(self, chunk: int, micro_batch: int, *, last: bool) -> None:
+        self._gradients.pause_backward(chunk, micro_batch)
+        if self._reshards or last:
+            self._release(chunk)
+
+    def before_weights(self, chunk: int, micro_batch: int) -> None:
+        self._gradients.resume_backward(chunk, micro_batch)
+
+    def after_weights(self, chunk: int, micro_batch: int) -> None:
+        self._gradients.end_backward()
+
     def finish_gradients(self) -> None:
         """Return once the own parts hold the gradients of the global batch."""
         self._gradients.finish()

@@ -75,9 +75,9 @@ class Replay:
         self._state = state
         self._box = box
         layout = state.mesh.layout
-        nodes: list[set[str]] = [set() for _ in range(layout.dp)]
+        nodes: list[set[str]] = [set() for _ in range(layout.num_replicas)]
         for rank, node in enumerate(rank_nodes):
-            nodes[layout.coordinate(rank).dp].add(node)
+            nodes[layout.replica(rank)].add(node)
         self._nodes = [frozenset(each) for each in nodes]
         self._shift = best_shift(self._nodes)
         # One that shares a node with a suspect is no less suspect.
@@ -93,7 +93,7 @@ class Replay:
         Nothing of it remains: random states are put back, and the step clears the gradients.
         """
         state, box = self._state, self._box
-        replica = (state.mesh.at.dp + self._shift) % state.mesh.layout.dp
+        replica = (state.mesh.replica + self._shift) % state.mesh.layout.num_replicas
         devices = [state.mesh.device] if state.mesh.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             box.phase(Phase.DATA)
@@ -130,7 +130,7 @@ class Replay:
             if state.mesh.rank == 0:
                 print(self._all_agree(is_compared), file=sys.stderr, flush=True)
             return
-        if state.mesh.at.dp not in found:
+        if state.mesh.replica not in found:
             # The first word stops all ranks: it must come from one that is accused.
             time.sleep(CULPRIT_FIRST_S)
         raise SilentCorruptionError(self._in_words(found))
@@ -140,7 +140,9 @@ class Replay:
         mesh = self._state.mesh
         row = torch.stack((self._own.value, self._others.value))
         own, others = mesh.dp.all_gather(row.unsqueeze(0)).unbind(dim=1)
-        differs = (others != own.roll(-self._shift)).long()
+        # Ranks that divide sequences compute the same part of each replica's.
+        differs = others != own.roll(-self._shift * mesh.cp.size)
+        differs = differs.view(-1, mesh.cp.size).any(dim=1).long()
         return mesh.fold(differs, _largest).bool().tolist()
 
     def _kinds(self) -> list[int]:
@@ -162,7 +164,7 @@ class Replay:
 
     def _in_words(self, found: frozenset[int]) -> str:
         """Whether one node must be wrong, or one of several may be; see `rules.exits_numbers`."""
-        own = self._state.mesh.at.dp
+        own = self._state.mesh.replica
         places = {self._nodes[replica] for replica in found}
         names = ", ".join(
             f"{replica} ({', '.join(sorted(self._nodes[replica]))})" for replica in sorted(found)

@@ -53,6 +53,7 @@ def gpt_config(spec: JobSpec) -> GptConfig:
         rope=_rope(model),
         local_rope=_local_rope(model),
         seed=spec.seed,
+        context=parallel.context,
         tp_chunks=parallel.tp_chunks,
         recompute=parallel.recompute,
         **{name: getattr(model, name) for name in _ALIKE},

@@ -83,11 +83,14 @@ def open_data(spec: JobSpec, mesh: Mesh, data_dir: Path, node: NodeLoader | None
         targets=mesh.is_last_stage,
         starts=spec.documents_reach_every_stage
         or (spec.data.resets_positions and mesh.is_first_stage),
+        part=mesh.cp.index,
+        num_parts=mesh.cp.size,
+        in_ring=spec.parallel.context == "ring",
     )
 
     def loader(split: int, alone: Split) -> Loader:
         source: Source = alone if node is None else NodeSource(node, split, alone)
-        return Loader(source, replica=mesh.at.dp, device=mesh.device, wanted=wanted)
+        return Loader(source, replica=mesh.replica, device=mesh.device, wanted=wanted)
 
     own, sets = numbered(splits), enumerate(splits.evaluations, SplitId.EVALUATION)
     return Feeding(

@@ -144,7 +144,7 @@ class TrainLoop:
     def train_step(self, step: int) -> Agreed:
         """One optimizer step, its record and its checkpoint."""
         state, box = self._state, self._box
-        start_ns = node_time_ns()
+        start_ns = box.begin_step()
         scale = 1.0 if state.loss_scale is None else state.loss_scale.scale
         replay = self._replay_of(step, scale)
         state.meter.begin(box.add_span)
@@ -210,6 +210,8 @@ class TrainLoop:
             return None
         own = self._state.data.train.micro_batches(step)
         replay.compute_other(loss_factors(self._state, own, scale))
+        # Its passes are none of the step's.
+        self._mesh.timeline.finish(self._spec.recovery.hang_timeout_s)
         return replay
 
     def _leave_out(self, step: int) -> Agreed | None:
@@ -218,7 +220,7 @@ class TrainLoop:
         Within a range nothing is agreed upon, since nothing may be saved there: after a
         rollback, states of the same steps and of another history exist.
         """
-        at_ns = node_time_ns()
+        at_ns = self._box.begin_step()
         self._completed(
             StepRecord(
                 step=step,

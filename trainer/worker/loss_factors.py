@@ -31,12 +31,13 @@ def loss_factors(
 
 
 def num_predicted(micro_batches: Sequence[MicroBatch]) -> int:
-    """How many tokens have a loss."""
+    """How many tokens of this rank's have a loss."""
     return sum(batch.num_predicted for batch in micro_batches)
 
 
 def _predicted_by_all(state: TrainState, micro_batches: Sequence[MicroBatch]) -> Tensor:
     """The tokens of the global batch that have a loss: the mean is over them."""
+    # Ranks that divide sequences among them have counted their parts.
     replicas = state.mesh.dp
     number = torch.tensor(num_predicted(micro_batches), device=state.mesh.device)
     if replicas.size > 1:

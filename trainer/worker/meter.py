@@ -41,12 +41,15 @@ class Messages(Protocol):
 
 
 class Listener(Protocol):
-    """What is recorded of a chunk's passes, as `trainer.parallel.pipeline.ChunkHooks`."""
+    """What is recorded of a chunk's passes, as `trainer.parallel.hooks.ChunkHooks`."""
 
     def before_forward(self, chunk: int, micro_batch: int) -> None: ...
     def after_forward(self, chunk: int, micro_batch: int) -> None: ...
     def before_backward(self, chunk: int, micro_batch: int) -> None: ...
     def after_backward(self, chunk: int, micro_batch: int, *, last: bool) -> None: ...
+    def after_inputs(self, chunk: int, micro_batch: int, *, last: bool) -> None: ...
+    def before_weights(self, chunk: int, micro_batch: int) -> None: ...
+    def after_weights(self, chunk: int, micro_batch: int) -> None: ...
 
 
 class Timing(Protocol):
@@ -99,6 +102,22 @@ class StepMeter:
         self._timeline.stamp(partial(self._end, Pass.BACKWARD, chunk, micro_batch))
         if self._inner is not None:
             self._inner.after_backward(chunk, micro_batch, last=last)
+
+    def after_inputs(self, chunk: int, micro_batch: int, *, last: bool) -> None:
+        self._timeline.stamp(partial(self._end, Pass.BACKWARD, chunk, micro_batch))
+        if self._inner is not None:
+            self._inner.after_inputs(chunk, micro_batch, last=last)
+
+    def before_weights(self, chunk: int, micro_batch: int) -> None:
+        if self._inner is not None:
+            self._inner.before_weights(chunk, micro_batch)
+        self._timeline.stamp(self._begin)
+
+    def after_weights(self, chunk: int, micro_batch: int) -> None:
+        # A part of the backward pass, by itself.
+        self._timeline.stamp(partial(self._end, Pass.BACKWARD, chunk, micro_batch))
+        if self._inner is not None:
+            self._inner.after_weights(chunk, micro_batch)
 
     def begin(self, add_span: Callable[[SpanRecord], None]) -> None:
         """A step begins: evaluations and checkpoints before it are none of its use.

@@ -58,10 +58,9 @@ from trainer.data.node import NodeLoader
 from trainer.parallel.comm import PeerLostError
 from trainer.parallel.hosts import join_hosts
 from trainer.parallel.mesh import Mesh, build_mesh
-from trainer.planning import expected_of
 from trainer.recovery.replay import Replay
 from trainer.worker import evidence, warmup
-from trainer.worker.assignment import Assignment
+from trainer.worker.assignment import Assignment, expected_by
 from trainer.worker.device import set_up_device
 from trainer.worker.line import AgentLine
 from trainer.worker.loop import TrainLoop
@@ -154,7 +153,7 @@ def _timeout_s(spec: JobSpec) -> float:
 
 def _train(assignment: Assignment, box: Writer, stop: _Stop, line: AgentLine | None) -> int:
     spec = assignment.spec
-    check_host_memory(spec, assignment.node_ranks, assignment.memory_dir.parent)
+    _check_host_memory(assignment)
     device = _set_up_torch(assignment)
     box.phase(Phase.GROUPS)
     prefetch = _begin_reading(assignment)
@@ -174,7 +173,7 @@ def _train(assignment: Assignment, box: Writer, stop: _Stop, line: AgentLine | N
     box.mark(StartMark.GROUPS_READY)
     state = build_state(spec, mesh, assignment.data_dir, _node_loader(assignment))
     box.mark(StartMark.MODEL_READY)
-    box.expect(expected_of(spec, mesh.at.pp, on_gpu=device.type == "cuda"))
+    box.expect(expected_by(assignment.spec_json, mesh.at.pp, on_gpu=device.type == "cuda"))
     join = partial(
         join_hosts,
         assignment.rank,
@@ -202,6 +201,13 @@ def _train(assignment: Assignment, box: Writer, stop: _Stop, line: AgentLine | N
     done = loop.run(resumed_step)
     box.phase(Phase.FINISHED)
     return WorkerExitCode.DONE if done else WorkerExitCode.STOPPED
+
+
+def _check_host_memory(assignment: Assignment) -> None:
+    """Before this rank's first attempt here: an earlier one has taken its slots, and what others
+    need shows as theirs are made."""
+    if not (assignment.memory_dir / TABLE_FILE).exists():
+        check_host_memory(assignment.spec, assignment.node_ranks, assignment.memory_dir.parent)
 
 
 def _node_loader(assignment: Assignment) -> NodeLoader | None:
@@ -257,7 +263,7 @@ def _replay(assignment: Assignment, state: TrainState, box: Writer) -> Replay | 
     """The comparison of a step that is done again, where bits of replicas can be compared."""
     # Replicas that share experts add up each other's tokens, in an order that is theirs.
     is_comparable = assignment.spec.determinism == "bitwise" and state.mesh.ep.size == 1
-    if assignment.replayed_step <= 0 or state.mesh.dp.size == 1 or not is_comparable:
+    if assignment.replayed_step <= 0 or state.mesh.layout.num_replicas == 1 or not is_comparable:
         return None
     return Replay(
         state,

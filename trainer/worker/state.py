@@ -24,6 +24,7 @@ from checkpoint.stage.payload import NamedTensor
 from outlast.section import Section
 from outlast.sizing.partition import stage_parts
 from outlast.spec import JobSpec
+from outlast.spec.saved import described
 from trainer.core import schedule as schedules
 from trainer.core.rectangles import boxes
 from trainer.data.node import NodeLoader
@@ -37,8 +38,9 @@ from trainer.optim.lamb import FlatLamb
 from trainer.optim.loss_scale import LossScale
 from trainer.optim.schedule import LearningRate
 from trainer.parallel.comm import Comm
+from trainer.parallel.hooks import ChunkHooks
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.pipeline import ChunkHooks, PipelineEngine
+from trainer.parallel.pipeline import PipelineEngine
 from trainer.parallel.zero import DataParallel
 from trainer.worker import configure
 from trainer.worker.feeding import Feeding, open_data
@@ -130,6 +132,7 @@ class TrainState:
             "schedule": {"learning_rate": self.learning_rate.at(max(1, step))},
             "layout": _layout(self.spec),
             "environment": environment(self.mesh.device),
+            **described(self.spec),
             **({"masked": masked} if (masked := _masked(self.spec)) else {}),
         }
 
@@ -185,8 +188,10 @@ class TrainState:
             each["environment"] | each["layout"] | each["schedule"] | each.get("masked", {})
             for each in (extra, own)
         )
-        # Checkpoints of before there were experts do not say how these were divided.
+        # Checkpoints of before there were such groups do not say how wide these were.
         before.setdefault("parallel.ep", "1")
+        before.setdefault("parallel.cp", "1")
+        before.setdefault("parallel.context", "all_to_all")
         return [
             f"{name} {before.get(name)} is now {now.get(name)}"
             for name in dict.fromkeys((*before, *now))
@@ -267,7 +272,8 @@ def _engines(
     """One that trains and one that evaluates, on the same chunks; `hooks` has one for each."""
     parallel = spec.parallel
     splits = splits_sequence(spec, mesh)
-    rows = config.seq_len // mesh.tp.size if splits else config.seq_len
+    rows = config.seq_len // mesh.cp.size
+    rows = rows // mesh.tp.size if splits else rows
     rows += carried_rows(config, parallel.micro_batch, mesh.tp.size)
     training = schedules.build(
         parallel.schedule,
@@ -360,6 +366,8 @@ def _layout(spec: JobSpec) -> dict[str, str]:
         "pp",
         "dp",
         "ep",
+        "cp",
+        "context",
         "virtual_stages",
         "layer_split",
         "micro_batch",

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 # `outlast logs` reads them after the end of a job; a disk that fills up stops the next one.
 KEPT_LOGS = 16
 
-# Of one job, besides the one that starts: a rank's black box alone has almost half a megabyte,
+# Of one job, besides the one that starts: a rank's black box alone has more than half a megabyte,
 # and a job of weeks may have hundreds of attempts.
 KEPT_ATTEMPTS = 32
 

@@ -25,13 +25,14 @@ from diagnostics.core.host import Change
 from diagnostics.core.traffic import (
     WINDOW_S,
     LinkWatch,
+    Rates,
     Sampled,
     SamplingLimits,
     Window,
     interval_s,
 )
 from outlast.clock import node_time_s
-from outlast.v1 import agents_pb2
+from outlast.v1 import agents_pb2, common_pb2
 
 _LIMITS = SamplingLimits()
 MAX_LINKS = 32
@@ -251,6 +252,23 @@ class Links:
         """The newest of each link; none while no rank runs."""
         return {} if self._sampler is None else self._sampler.newest.windows
 
+    def messages(self) -> list[common_pb2.LinkWindow]:
+        """The same for heartbeats, with what is wrong with each."""
+        return [
+            common_pb2.LinkWindow(
+                link=name,
+                is_rdma=window.is_rdma,
+                seconds=window.seconds,
+                num_samples=window.num_samples,
+                received=_rates(window.received),
+                sent=_rates(window.sent),
+                longest_silence_s=window.longest_silence_s,
+                period_s=window.period_s,
+                finding=self._watch.findings.get(name, ""),
+            )
+            for name, window in self.windows.items()
+        ]
+
     async def run(self) -> None:
         """Look for as long as the agent lives."""
         while True:
@@ -278,6 +296,10 @@ class Links:
             self._num_seen = newest.number
             for change in self._watch.take(newest.windows):
                 self._emit(_event(change), Weight.LASTING)
+
+
+def _rates(rates: Rates) -> common_pb2.LinkRates:
+    return common_pb2.LinkRates(least=rates.least, mean=rates.mean, most=rates.most)
 
 
 def _event(change: Change) -> agents_pb2.AgentEvent:

@@ -46,7 +46,7 @@ def newest_attempt(job_dir: Path) -> int:
     return 0
 
 
-def sources(job_dir: Path, rank: int | None, *, after_attempt: int) -> list[Source]:
+def sources(job_dir: Path, ranks: range | None, *, after_attempt: int) -> list[Source]:
     """Log files of attempts after this one, from their beginnings, oldest attempt first."""
     found = []
     for attempt in _attempts(job_dir):
@@ -54,7 +54,7 @@ def sources(job_dir: Path, rank: int | None, *, after_attempt: int) -> list[Sour
             continue
         for path in sorted((job_dir / f"a{attempt}").iterdir()):
             its_rank = log_rank(path.name)
-            if its_rank is not None and rank in (None, its_rank):
+            if its_rank is not None and (ranks is None or its_rank in ranks):
                 found.append(Source(attempt, its_rank, path, 0))
     return found
 

@@ -134,13 +134,13 @@ class Logs:
         after = 0 if query.all_attempts else (query.attempt or newest_attempt(job_dir)) - 1
         found = {
             source.path: source
-            for source in sources(job_dir, rank, after_attempt=after)
+            for source in sources(job_dir, _ranks_of(query), after_attempt=after)
             if query.attempt in (0, source.attempt)
         }
         if query.times:
             await self._send_times(query, list(found.values()))
             return
-        await _OneReader(query, self._send).read(job_dir, rank, after, found)
+        await _OneReader(query, self._send).read(job_dir, _ranks_of(query), after, found)
 
     async def _send_times(self, query: agents_pb2.LogQuery, sources: list[Source]) -> None:
         # One that this version does not know is the controller's to make of all times.
@@ -149,7 +149,8 @@ class Logs:
         for source in sources:
             path = WorkerFiles.below(source.path.parent, source.rank).blackbox
             if measure is None:
-                times = await asyncio.to_thread(rank_times, path, within)
+                since_ns = round(query.since_s * 1e9)
+                times = await asyncio.to_thread(rank_times, path, within, since_ns)
             else:
                 times = await asyncio.to_thread(measured_times, path, measure, query.most_steps)
             if times is not None:
@@ -203,7 +204,7 @@ class _OneReader:
         self._pattern = LinePattern(query.grep, "grep") if query.grep else None
 
     async def read(
-        self, job_dir: Path, rank: int | None, after: int, found: dict[Path, Source]
+        self, job_dir: Path, ranks: range | None, after: int, found: dict[Path, Source]
     ) -> None:
         """Send what there is and, when it is followed, what comes until the job is forgotten.
 
@@ -220,7 +221,7 @@ class _OneReader:
             if found and not job_dir.exists():
                 break
             newest = max((source.attempt for source in found.values()), default=0)
-            for source in sources(job_dir, rank, after_attempt=max(newest - 1, after)):
+            for source in sources(job_dir, ranks, after_attempt=max(newest - 1, after)):
                 if query.attempt in (0, source.attempt):
                     found.setdefault(source.path, source)
             for source in found.values():
@@ -278,6 +279,13 @@ class _OneReader:
                 is_selected=True,
             )
             await self._send(agents_pb2.AgentMessage(log_chunk=chunk))
+
+
+def _ranks_of(query: agents_pb2.LogQuery) -> range | None:
+    """None for all."""
+    if not query.HasField("rank"):
+        return None
+    return range(query.rank, query.rank + max(1, query.num_ranks))
 
 
 def _timed(source: Source, data: bytes, *, is_wanted: bool) -> Iterable[tuple[bytes, float]]:

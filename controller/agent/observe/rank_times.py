@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from controller.agent.observe.measures import measured
 from outlast.blackbox import (
     NUM_STEP_RECORDS,
     OpRecord,
@@ -14,25 +15,29 @@ from outlast.blackbox import (
     SpanRecord,
     StepRecord,
 )
-from outlast.layout import Layout
-from outlast.trace.heat import Measure, measured
-from outlast.trace.ranks import traced_ranks
+from outlast.blackbox.file import MAX_NS
+from outlast.trace.heat import Measure
 from outlast.v1 import ranks_pb2
 
 
-def rank_times(path: Path, within: range | None = None) -> ranks_pb2.RankTimes | None:
-    """What is still in the box, or of operations and spans only what lies `within` some steps.
+def rank_times(
+    path: Path, within: range | None = None, since_ns: int = 0
+) -> ranks_pb2.RankTimes | None:
+    """What is still in the box and had not ended before a moment; of operations and spans only
+    what lies `within` some steps.
 
     None when there is no box that can be read.
     """
 
     def read(reader: Reader) -> ranks_pb2.RankTimes:
         steps, operations, spans = reader.new_steps(), _operations(reader), _spans(reader)
-        if within is None:
+        if within is None and not since_ns:
             return _message(steps, operations, spans)
-        chosen = [each for each in steps if each.step in within]
-        begun_ns = min((each.start_ns for each in chosen), default=0)
-        ended_ns = max((each.end_ns for each in chosen), default=0)
+        steps = [each for each in steps if each.end_ns > since_ns]
+        chosen = [each for each in steps if within is None or each.step in within]
+        begun_ns = max(since_ns, min((each.start_ns for each in chosen), default=0))
+        # What goes on is of no step yet.
+        ended_ns = max((each.end_ns for each in chosen), default=0) if within else MAX_NS
         found = _message(
             steps,
             [each for each in operations if _overlaps(each, begun_ns, ended_ns)],
@@ -45,22 +50,11 @@ def rank_times(path: Path, within: range | None = None) -> ranks_pb2.RankTimes |
 
 
 def measured_times(path: Path, measure: Measure, most_steps: int = 0) -> ranks_pb2.RankTimes | None:
-    """What the newest steps took by a measure; None when there is no box that can be read.
-
-    A box has almost half a megabyte, and what 1,000 steps took fits into eight kilobytes.
-    """
+    """What the newest steps took by a measure; None when there is no box that can be read."""
 
     def read(reader: Reader) -> ranks_pb2.RankTimes:
-        is_of_operations = measure in (Measure.WORK, Measure.WAITING)
-        is_of_spans = not (is_of_operations or measure is Measure.STEP)
-        times = _message(
-            reader.new_steps(),
-            _operations(reader) if is_of_operations else [],
-            _spans(reader) if is_of_spans else [],
-        )
-        # Which rank it is, and where, is not part of the sum.
-        (rank,) = traced_ranks([ranks_pb2.ReadTimesResponse(times=times)], Layout())
-        found = measured(rank, measure, most_steps or NUM_STEP_RECORDS)
+        is_alone = reader.present().world_size == 1
+        found = measured(reader.step_parts(), measure, most_steps or NUM_STEP_RECORDS, is_alone)
         steps = ranks_pb2.MeasuredSteps(steps=list(found), seconds=list(found.values()))
         return ranks_pb2.RankTimes(measured=steps)
 
@@ -73,7 +67,9 @@ def _read(path: Path, read: Callable[[Reader], ranks_pb2.RankTimes]) -> ranks_pb
     except (OSError, ValueError):
         return None
     try:
-        return read(reader)
+        found = read(reader)
+        found.world_size = reader.present().world_size
+        return found
     except ValueError:
         # Whatever a rank has written there, it is that rank's trouble alone.
         return None

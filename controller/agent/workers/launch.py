@@ -136,7 +136,7 @@ def make_launches(
     attempt_dir = config.attempt_dir(command.job_id, command.attempt)
     attempt_dir.mkdir(parents=True, exist_ok=True)
     spec = json.loads(start.spec_json)
-    layout = Layout(**{axis: spec["parallel"][axis] for axis in ("tp", "pp", "dp")})
+    layout = _layout(spec["parallel"])
     nodes = rank_nodes(start)
     lives_on = is_healed(spec, device)
     launches = []
@@ -161,6 +161,13 @@ def make_launches(
             )
         )
     return launches
+
+
+def _layout(parallel: Mapping[str, int]) -> Layout:
+    """Of the section of a spec, which may be of a controller that knows fewer degrees."""
+    # Context ranks have a place among replicas, as in `JobSpec.layout`.
+    replicas = parallel["dp"] * parallel.get("cp", 1)
+    return Layout(tp=parallel["tp"], pp=parallel["pp"], dp=replicas)
 
 
 def is_healed(spec: Mapping[str, Any], device: str) -> bool:

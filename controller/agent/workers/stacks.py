@@ -77,7 +77,12 @@ async def collect(
     # First: torch writes it in a thread of its own, beside the rest.
     records = {worker.rank: _ask_for_flight_record(worker) for worker in workers}
     gate = asyncio.Semaphore(MAX_AT_ONCE)
-    tasks = {asyncio.create_task(_collect_one(worker, gate)): worker for worker in workers}
+    # Before any is looked into: one that is let go again runs for a moment.
+    states = {worker.rank: _state_of(worker) for worker in workers}
+    tasks = {
+        asyncio.create_task(_collect_one(worker, states[worker.rank], gate)): worker
+        for worker in workers
+    }
     # After the workers, which may end meanwhile.
     own = asyncio.create_task(_collect_own(gate))
     done, late = await asyncio.wait([*tasks, own], timeout=within_s)
@@ -88,7 +93,7 @@ async def collect(
     folder = workers[0].paths.log.parent if workers else None
     found = [_own_stacks(*(own.result() if own in done else ("", too_slow)), folder)]
     found += [
-        task.result() if task in done else _stacks_of(worker, _state_of(worker), "", too_slow)
+        task.result() if task in done else _stacks_of(worker, states[worker.rank], "", too_slow)
         for task, worker in tasks.items()
     ]
     await _wait_for([path for path in records.values() if path is not None], deadline_s)
@@ -112,6 +117,7 @@ async def look(
 
     async def one(worker: Worker) -> tuple[Worker, agents_pb2.RankStacks]:
         assert worker.pid is not None
+        # Before it is looked into: one that is let go again runs for a moment.
         state = _state_of(worker)
         try:
             async with asyncio.timeout(within_s), gate:
@@ -129,16 +135,16 @@ async def _wait_for(paths: list[Path], deadline_s: float) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
-async def _collect_one(worker: Worker, gate: asyncio.Semaphore) -> agents_pb2.RankStacks:
+async def _collect_one(
+    worker: Worker, state: str, gate: asyncio.Semaphore
+) -> agents_pb2.RankStacks:
     async with gate:
         assert worker.pid is not None
-        state = _state_of(worker)
         dump, why_not = await _dump(worker.pid)
     return _stacks_of(worker, state, dump, why_not)
 
 
 def _state_of(worker: Worker) -> str:
-    """Before it is looked into: one that is let go again runs for a moment."""
     assert worker.pid is not None
     return process_state(worker.pid)
 

@@ -29,6 +29,8 @@ from outlast.ids import IMAGE_PATTERN
 
 # Ranks on one node; more in a heartbeat is a mistake of the sender.
 MAX_RANKS = 1_024
+# Links of one node.
+MAX_LINKS = 256
 # Ranks of one job.
 MAX_WORLD = 2**20
 MAX_FINDINGS = 10_000
@@ -57,6 +59,7 @@ _PORT = Number(0, 65_535)
 # The message counts without its time, its size or its figures.
 _DURATION = Number(0.0, MAX_DURATION_S, instead=0.0)
 _SIZE = Number(0, MAX_COUNT, instead=0)
+_RATE = Number(0.0, 1e15, instead=0.0)
 _STEP_IF_KNOWN = Number(-1, MAX_COUNT, instead=-1)
 # Of a clock: for two centuries.
 _NANOSECONDS = Number(0, 2**62, instead=0)
@@ -128,7 +131,20 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "ranks": Many(Part(), MAX_RANKS),
         "clock_sent_ns": _NANOSECONDS,
         "clock": Part(),
+        "links": Many(Part(), MAX_LINKS),
     },
+    "LinkWindow": {
+        "link": _TITLE,
+        "is_rdma": Flag(),
+        "seconds": _DURATION,
+        "num_samples": _SIZE,
+        "received": Part(),
+        "sent": Part(),
+        "longest_silence_s": _DURATION,
+        "period_s": _DURATION,
+        "finding": _LINE,
+    },
+    "LinkRates": {"least": _RATE, "mean": _RATE, "most": _RATE},
     "ClockRoundTrip": {
         "sent_ns": _NANOSECONDS,
         "received_ns": _NANOSECONDS,

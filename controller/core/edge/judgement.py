@@ -18,7 +18,7 @@ from controller.core.edge.operations import operation_of
 from controller.core.events import Detected, JobStalled
 from controller.core.kinds import Cause
 from diagnostics.core.describe_ranks import name, where_all_stand
-from diagnostics.core.hang import HangVerdict, analyse
+from diagnostics.core.hang import HangKind, HangVerdict, analyse
 from diagnostics.core.pace import STOPPED_STATE
 from diagnostics.core.rank_facts import Groups, RankFacts, facts_of
 from outlast.blackbox.records import Group, Phase, member
@@ -84,6 +84,7 @@ class HangJudgement:
             limit=limit,
             stood="; ".join(stood),
             is_program_error=verdict.is_program_error,
+            are_alike=verdict.kind is HangKind.TRANSPORT,
         )
 
     def unexplained(self, why: str) -> JobStalled | Detected:

@@ -97,4 +97,6 @@ def _model(spec: JobSpec) -> str:
 
 
 def _parallelism(spec: JobSpec) -> str:
-    return f"tp{spec.parallel.tp}-pp{spec.parallel.pp}-dp{spec.parallel.dp}"
+    parallel = spec.parallel
+    context = f"-cp{parallel.cp}" if parallel.cp > 1 else ""
+    return f"tp{parallel.tp}{context}-pp{parallel.pp}-dp{parallel.dp}"

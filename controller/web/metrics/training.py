@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
-from controller.core.environments import device_in
 from controller.core.records import JobRecord
 from controller.core.states import JobState
-from controller.efficiency import epochs, hardware_flops, token_perplexity
+from controller.efficiency import epochs, hardware_flops, peak_of, time_left_s, token_perplexity
 from controller.families import Counter, Family, Gauge, Histogram
 from controller.specs import spec_of
 from controller.web.metrics.sources import Sources
-from outlast.devices import reported_device
 from outlast.flops import Convention, flops_per_token
-from outlast.ids import NodeId
 
 _BY_JOB = ("job_id",)
 
@@ -36,6 +32,12 @@ EPOCHS = Gauge(
     "outlast_epochs",
     "Passes over the data of training so far, all sources together; absent where it is not known "
     "how many samples there are",
+    _BY_JOB,
+)
+TIME_LEFT = Gauge(
+    "outlast_time_left_seconds",
+    "Until the last step, at the pace of the last steps; absent unless the job is RUNNING with "
+    "steps to do, for a script, and before the first step of an attempt",
     _BY_JOB,
 )
 LEARNING_RATE = Gauge("outlast_learning_rate", "Learning rate of the last step", _BY_JOB)
@@ -75,7 +77,7 @@ HARDWARE_UTILIZATION = Gauge(
     (*_BY_JOB, "convention", "peak"),
 )
 FAMILIES: tuple[Family, ...] = (
-    *(STEP, CHANGED, LOSS, PERPLEXITY, EPOCHS, GRAD_NORM, LEARNING_RATE, SPEED, TOKENS),
+    *(STEP, CHANGED, LOSS, PERPLEXITY, EPOCHS, TIME_LEFT, GRAD_NORM, LEARNING_RATE, SPEED, TOKENS),
     *(DURATION, GOODPUT, REDONE, FLOPS, UTILIZATION, HARDWARE_FLOPS, HARDWARE_UTILIZATION),
 )
 
@@ -97,6 +99,11 @@ def collect(sources: Sources) -> Iterator[Metric]:
     yield EPOCHS.of(
         ((job.job_id,), value) for job, last in lasts if (value := epochs(job, last)) is not None
     )
+    yield TIME_LEFT.of(
+        ((job.job_id,), value)
+        for job, last in lasts
+        if (value := time_left_s(job, last, curves.step_s(job.job_id))) is not None
+    )
     yield GRAD_NORM.of(((job.job_id,), last.grad_norm) for job, last in lasts)
     yield LEARNING_RATE.of(((job.job_id,), last.learning_rate) for job, last in lasts)
     yield TOKENS.of(((job.job_id,), curves.num_tokens(job.job_id)) for job, _ in lasts)
@@ -114,7 +121,8 @@ def _speeds(sources: Sources, jobs: list[JobRecord]) -> Iterator[Metric]:
         for job in jobs
     ]
     yield SPEED.of(((job.job_id,), speed) for job, speed in speeds)
-    peaks = {job.job_id: _peak(job, sources) for job in jobs}
+    known = sources.counters.matmul_flops
+    peaks = {job.job_id: peak_of(job, known) for job in jobs}
     for per_token, rate, share in (
         (_model_flops, FLOPS, UTILIZATION),
         (hardware_flops, HARDWARE_FLOPS, HARDWARE_UTILIZATION),
@@ -138,31 +146,3 @@ def _model_flops(spec_json: str, convention: Convention) -> float:
 
 def _is_training(job: JobRecord) -> bool:
     return job.state is JobState.RUNNING
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Peak:
-    """What all devices of a job could do together, and by whose word."""
-
-    name: str
-    flops_per_s: float
-
-
-def _peak(job: JobRecord, sources: Sources) -> _Peak | None:
-    device = reported_device(device_in(job.environment))
-    if device is not None:
-        peak = device.peak_flops_per_s[spec_of(job.spec_json).precision]
-        return _Peak(name=device.name, flops_per_s=peak * job.plan.world_size)
-    return _measured_peak(job, sources)
-
-
-def _measured_peak(job: JobRecord, sources: Sources) -> _Peak | None:
-    """FLOP/s of all workers in the matmul check; None where it does not apply."""
-    known = sources.counters.matmul_flops
-    nodes: list[NodeId] = [node for node in job.nodes if node is not None]
-    rates = [known[node] for node in nodes if node in known]
-    # The check is in float32: another precision has another peak.
-    is_known = bool(nodes) and len(rates) == len(job.nodes) and sum(rates) > 0
-    if not is_known or spec_of(job.spec_json).precision != "fp32":
-        return None
-    return _Peak(name="matmul check", flops_per_s=sum(rates) * job.plan.workers_per_node)

@@ -47,13 +47,19 @@ SLOWEST = Gauge(
     "among the nodes of their job",
     ("node",),
 )
+SLOW = Gauge(
+    "outlast_node_slow",
+    "1 where the node's ranks worked over 3 % longer than those of its job's other nodes in the "
+    "mean of the last week, and longest more often than chance",
+    ("node",),
+)
 LAST = Gauge(
     "outlast_node_last_to_enter_ratio",
     "Share of the operations with replicas, of the last week, that one of the node's ranks was "
     "the last to enter",
     ("node",),
 )
-FAMILIES: tuple[Family, ...] = (MFU_TREND, STALLS, LATE, LATE_TREND, SLOWEST, LAST)
+FAMILIES: tuple[Family, ...] = (MFU_TREND, STALLS, LATE, LATE_TREND, SLOWEST, SLOW, LAST)
 
 
 def collect(sources: Sources) -> Iterator[Metric]:
@@ -83,6 +89,7 @@ def collect(sources: Sources) -> Iterator[Metric]:
         if node in nodes and nodes[node].state not in AWAY and day.num_windows
     ]
     yield SLOWEST.of(((node,), day.slowest_ratio) for node, day in days)
+    yield SLOW.of(((node,), float(day.is_slow(len(nodes)))) for node, day in days)
     yield LAST.of(((node,), day.last_ratio) for node, day in days)
 
 

@@ -18,8 +18,8 @@ const VIEWS = [
   [/^\/(?:jobs)?$/, JobsView, "Jobs"],
   [/^\/jobs\/([^/]+)$/, JobView, "Job"],
   [/^\/jobs\/([^/]+)\/ranks$/, RanksView, "Ranks"],
-  [/^\/jobs\/([^/]+)\/heat-map$/, HeatMapView, "Heat map"],
-  [/^\/jobs\/([^/]+)\/timeline(?:\/(\d+))?$/, TimelineView, "Timeline"],
+  [/^\/jobs\/([^/]+)(?:\/attempts\/(?<attempt>\d+))?\/heat-map$/, HeatMapView, "Heat map"],
+  [/^\/jobs\/([^/]+)(?:\/attempts\/(?<attempt>\d+))?\/timeline(?:\/(?<step>\d+))?$/, TimelineView, "Timeline"],
   [/^\/nodes$/, NodesView, "Nodes"],
   [/^\/nodes\/([^/]+)$/, NodeView, "Node"],
   [/^\/incidents$/, IncidentsView, "Incidents"],
@@ -110,9 +110,11 @@ function App() {
     <${Controller} />
     <main id="main" tabindex="-1">
       ${found
-        ? html`<${found[1]} key=${path} name=${name} part=${found[0][2]} />`
+        ? html`<${found[1]} key=${path} name=${name} ...${found[0].groups ?? {}} />`
         : html`<h1>Not found</h1><p>There is no page ${path}.</p>`}
     </main>`;
 }
 
+// The system's theme, where the reader has chosen none.
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("outlast-themed")));
 render(html`<${App} />`, document.getElementById("app"));

@@ -1,13 +1,11 @@
 // Curves over steps, drawn by uPlot: one cursor and one zoom for all charts of a view.
 
+import { colorOf } from "/page/heat.js";
 import { html, useEffect, useRef } from "/page/ui.js";
 
-// By Okabe and Ito, told apart by the colour-blind, in the two themes.
-const COLORS = {
-  light: ["#0b6aa8", "#b3480a", "#007a5a", "#8a4f9e"],
-  dark: ["#5cb8f0", "#f0913e", "#3cc9a0", "#d3a0e6"],
-};
+const COLORS = ["--blue", "--orange", "--green", "--purple"];
 const HEIGHT_PX = 190;
+const LETTER_PX = 12;
 // A form and a letter besides the colour, for those who do not see it.
 export const MARKS = {
   attempt: { color: "--quiet", dash: [4, 4], letter: "A", name: "a new attempt" },
@@ -16,25 +14,16 @@ export const MARKS = {
   rollback: { color: "--purple", dash: [8, 4], letter: "R", name: "gone back to an older state" },
 };
 
-function colorOf(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-}
-
-function isDark() {
-  const chosen = document.documentElement.dataset.theme;
-  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-}
-
 /** A line at each mark's step, with what happened there. */
 function marked(marks) {
   return (plot) => {
     const { ctx, bbox } = plot;
     ctx.save();
     ctx.lineWidth = devicePixelRatio;
-    ctx.font = `${10 * devicePixelRatio}px system-ui, sans-serif`;
+    ctx.font = `${LETTER_PX * devicePixelRatio}px system-ui, sans-serif`;
     ctx.textBaseline = "top";
     const [left, right] = [bbox.left, bbox.left + bbox.width];
-    const sizePx = 10 * devicePixelRatio;
+    const sizePx = LETTER_PX * devicePixelRatio;
     let lettered = { x: -Infinity, y: bbox.top };
     for (const mark of marks.current) {
       const x = plot.valToPos(mark.step, "x", true);
@@ -63,7 +52,7 @@ function marked(marks) {
 }
 
 function options(title, series, sync, format, marks, width, isLog) {
-  const colors = COLORS[isDark() ? "dark" : "light"];
+  const colors = COLORS.map(colorOf);
   const axis = { stroke: colorOf("--quiet"), grid: { stroke: colorOf("--line"), width: 1 } };
   const font = "12px system-ui, sans-serif";
   return {
@@ -100,8 +89,9 @@ function options(title, series, sync, format, marks, width, isLog) {
 /**
  * @param {{label: string, isDots?: boolean, color?: string, dash?: number[], spansGaps?: boolean}[]} series
  * @param {(number|null)[][]} data steps, then the values of each series
+ * @param {[number, number]|null} range steps that are shown; null for what a mouse has chosen, or all
  */
-export function Chart({ title, series, data, sync, format, marks = [], isLog = false }) {
+export function Chart({ title, series, data, sync, format, marks = [], isLog = false, range = null }) {
   const box = useRef(null);
   const plot = useRef(null);
   const shownMarks = useRef(marks);
@@ -121,17 +111,20 @@ export function Chart({ title, series, data, sync, format, marks = [], isLog = f
       plot.current.setSize({ width: box.current.clientWidth, height: HEIGHT_PX });
     });
     resized.observe(box.current);
-    const dark = matchMedia("(prefers-color-scheme: dark)");
-    dark.addEventListener("change", make);
     addEventListener("outlast-themed", make);
     return () => {
       resized.disconnect();
-      dark.removeEventListener("change", make);
       removeEventListener("outlast-themed", make);
       plot.current.destroy();
       plot.current = null;
     };
   }, [names, sync, isLog]);
+  const wasZoomed = useRef(false);
+  useEffect(() => {
+    if (range) plot.current.setScale("x", { min: range[0], max: range[1] });
+    else if (wasZoomed.current) plot.current.setData(latest.current);
+    wasZoomed.current = range !== null;
+  }, [range, names, sync, isLog]);
   useEffect(() => {
     const now = plot.current;
     const steps = data[0];
@@ -146,6 +139,6 @@ export function Chart({ title, series, data, sync, format, marks = [], isLog = f
   const spoken = series.map((each, index) => `${each.label} ${last[index] === undefined ? "none" : format(last[index])}`);
   return html`<figure class="chart">
     <figcaption>${title}</figcaption>
-    <div ref=${box} role="img" aria-label="${title} over steps; now: ${spoken.join(", ")}"></div>
+    <div ref=${box} role="img" aria-label="${title} over steps${range ? ` ${range.join(" to ")}` : ""}; now: ${spoken.join(", ")}"></div>
   </figure>`;
 }

@@ -67,11 +67,6 @@ export const mfu = (job) =>
 export const hfu = (job) =>
   job.peak_flops_per_s > 0 ? job.hardware_flops_per_s / job.peak_flops_per_s : null;
 
-/** Seconds until the last step, at the present pace. */
-export function leftS(job, stepS) {
-  return known(stepS) ? (job.total_steps - job.step) * stepS : null;
-}
-
 const MOVES = {
   good: ["RUNNING", "SUCCEEDED", "ASSIGNED", "READY", "STANDBY", "CLOSED"],
   busy: ["QUEUED", "PROVISIONING", "PREFLIGHT", "STARTING", "RESTARTING", "VALIDATING", "VERIFYING"],

@@ -1,6 +1,6 @@
 // The heat map on its canvas: cells by colour, outliers by marks, and what rows and steps are called.
 
-import { colorOf, heatOf, heatParts, MOST } from "/page/heat.js";
+import { colorOf, heatOf, heatScale, MOST } from "/page/heat.js";
 
 // Below this a mark would be no larger than what it frames.
 const FRAMED_PX = 7;
@@ -14,9 +14,10 @@ export function pictureOf(rows, numSteps) {
   const ctx = canvas.getContext("2d");
   const image = ctx.createImageData(width, height);
   const pixels = new Uint32Array(image.data.buffer);
+  const scale = heatScale();
   // A million cells have some hundred colours.
   const colors = Uint32Array.from({ length: 100 * MOST + 1 }, (_, percent) => (
-    new Uint32Array(Uint8Array.of(...heatParts(heatOf(percent / 100, 1)), 255).buffer)[0]
+    new Uint32Array(Uint8Array.of(...scale.parts(heatOf(percent / 100, 1)), 255).buffer)[0]
   ));
   rows.forEach(({ percents }, y) => {
     for (let x = 0; x < numSteps; x += 1) {
@@ -43,7 +44,6 @@ function markOutliers(ctx, rows, view, { leftPx, stepPx, rowPx, across }) {
   const [ink, card] = [colorOf("--ink"), colorOf("--card")];
   const isFramed = rowPx >= FRAMED_PX && stepPx >= FRAMED_PX;
   const dashes = [];
-  ctx.strokeStyle = ink;
   ctx.lineWidth = 2;
   for (let y = Math.floor(view.y); y < Math.min(view.y + view.h, rows.length); y += 1) {
     for (const [first, number] of rows[y].outliers) {
@@ -52,7 +52,11 @@ function markOutliers(ctx, rows, view, { leftPx, stepPx, rowPx, across }) {
       const [x, top] = [leftPx + (from - view.x) * stepPx, (y - view.y) * rowPx];
       const width = (to - from) * stepPx;
       if (isFramed) {
-        ctx.strokeRect(x + 1, top + 1, width - 2, rowPx - 2);
+        // In both, that it is seen on each colour of the scale.
+        for (const [color, by] of [[card, 3], [ink, 1]]) {
+          ctx.strokeStyle = color;
+          ctx.strokeRect(x + by, top + by, width - 2 * by, rowPx - 2 * by);
+        }
         continue;
       }
       const middle = Math.round(top + rowPx / 2);

@@ -12,6 +12,8 @@ export function groupOf(ranks, layout, rank, group) {
       return range(layout.tp).map((t) => at(t, pp, dp));
     case "dp":
       return replicas();
+    case "cp":
+      return replicas().filter((_, d) => Math.floor(d / layout.cp) === Math.floor(dp / layout.cp));
     case "ep":
       return replicas().filter((_, d) => Math.floor(d / layout.ep) === Math.floor(dp / layout.ep));
     case "expert_dp":
@@ -32,7 +34,7 @@ export function groupOf(ranks, layout, rank, group) {
 export function keyOf({ tp, pp, dp }, group, layout) {
   const parts = {
     tp: [pp, dp], dp: [pp, tp], pp: [dp, tp], embedding: [dp, tp], world: [],
-    ep: [pp, tp, Math.floor(dp / layout.ep)], expert_dp: [pp, tp, dp % layout.ep],
+    cp: [pp, tp, Math.floor(dp / layout.cp)], ep: [pp, tp, Math.floor(dp / layout.ep)], expert_dp: [pp, tp, dp % layout.ep],
   };
   return parts[group]?.join();
 }

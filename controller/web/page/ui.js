@@ -154,6 +154,17 @@ export function usePolled(load, dependencies, everyS = 2) {
   return state;
 }
 
+/** Has what uses it painted anew when the theme is another one; gives how often that was. */
+export function useThemed() {
+  const [times, setTimes] = useState(0);
+  useEffect(() => {
+    const themed = () => setTimes((before) => before + 1);
+    addEventListener("outlast-themed", themed);
+    return () => removeEventListener("outlast-themed", themed);
+  }, []);
+  return times;
+}
+
 /** Buttons that change something: disabled while they do, and what failed is said. */
 export function Actions({ actions }) {
   const [busy, setBusy] = useState("");

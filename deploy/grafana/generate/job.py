@@ -79,6 +79,12 @@ def _now(whole: builders.Dashboard) -> None:
             f"max(outlast_epochs{{{_JOB}}})",
         ),
         number(
+            "Time left",
+            "Until the last step, at the pace of the last steps.",
+            "s",
+            f"max(outlast_time_left_seconds{{{_JOB}}})",
+        ),
+        number(
             "Faults it may survive",
             "What is left of the retry budget; it refills with the next stored checkpoint.",
             "none",

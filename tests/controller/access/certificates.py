@@ -36,9 +36,9 @@ def client(
 def tokens_file(path: Path) -> dict[str, str]:
     """A file with a token for each role, and those tokens; `adam` is the admin."""
     made = {name: tokens.new_token() for name in (*ROLES, "adam")}
-    entries = [
+    entries = tuple(
         tokens.Entry(name=name, role=ROLES.get(name, Role.ADMIN), sha256=digest)
         for name, (_, digest) in made.items()
-    ]
-    tokens.write(path, entries)
+    )
+    tokens.write(path, tokens.Known(entries=entries))
     return {name: token for name, (token, _) in made.items()}

@@ -101,7 +101,9 @@ def test_each_knows_who_he_is_and_a_token_that_is_taken_away_is_refused_at_once(
             expected = ROLES.get(name, Role.ADMIN).word
             assert (me.name, me.role, me.asked) == (name, expected, True)
         path = tmp_path / "tokens.yaml"
-        tokens.write(path, [each for each in tokens.read(path) if each.name != "vera"])
+        known = tokens.read(path)
+        kept = tuple(each for each in known.entries if each.name != "vera")
+        tokens.write(path, tokens.Known(entries=kept))
         code, _ = await refused(stub.WhoAmI(asked, metadata=shown(given["vera"])))
         assert code is grpc.StatusCode.UNAUTHENTICATED
         assert (await stub.WhoAmI(asked, metadata=shown(given["sam"]))).name == "sam"

@@ -12,6 +12,7 @@ import pytest
 
 from controller.access import tokens
 from controller.access.callers import Callers
+from controller.access.issuers import Issuer
 from controller.access.roles import Caller, Role
 
 TODAY = datetime.date(2026, 11, 28)
@@ -26,9 +27,21 @@ def entry(name: str, token: str, **changes: object) -> tokens.Entry:
 def test_a_file_comes_back_as_it_was_written_and_has_no_token(tmp_path: Path) -> None:
     token, digest = tokens.new_token()
     path = tmp_path / "new" / "tokens.yaml"
-    written = (
-        entry("alice", token, role=Role.ADMIN),
-        entry("ci@lab", "other", until=TODAY),
+    written = tokens.Known(
+        entries=(
+            entry("alice", token, role=Role.ADMIN),
+            entry("ci@lab", "other", until=TODAY),
+        ),
+        issuers=(
+            Issuer(issuer="https://login.example", audience="a", roles={"ml": Role.SUBMITTER}),
+            Issuer(
+                issuer="https://k8s.example",
+                audience="outlast",
+                role_claim="sub",
+                roles={"system:serviceaccount:ci:runner": Role.ADMIN},
+                keys="/etc/keys.json",
+            ),
+        ),
     )
     tokens.write(path, written)
     assert tokens.read(path) == written
@@ -84,10 +97,10 @@ def test_a_file_that_is_not_there_is_no_open_door(tmp_path: Path) -> None:
 
 def test_a_changed_file_holds_at_once_and_a_broken_one_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "tokens.yaml"
-    tokens.write(path, [entry("alice", "a")])
+    tokens.write(path, tokens.Known(entries=(entry("alice", "a"),)))
     callers = Callers(path, now=lambda: NOON)
     assert callers.by_token("a") == Caller(name="alice", role=Role.VIEWER)
-    tokens.write(path, [entry("kim", "k")])
+    tokens.write(path, tokens.Known(entries=(entry("kim", "k"),)))
     assert callers.by_token("a") is None
     assert callers.by_token("k") == Caller(name="kim", role=Role.VIEWER)
     for broken in ("- {", None):
@@ -99,7 +112,7 @@ def test_a_changed_file_holds_at_once_and_a_broken_one_changes_nothing(tmp_path:
 @pytest.mark.parametrize("header", ["", "k", "Basic k", "bearer k", "Bearer  k", "Bearer"])
 def test_a_header_of_another_form_is_nobodys(tmp_path: Path, header: str) -> None:
     path = tmp_path / "tokens.yaml"
-    tokens.write(path, [entry("kim", "k")])
+    tokens.write(path, tokens.Known(entries=(entry("kim", "k"),)))
     callers = Callers(path, now=lambda: NOON)
     assert callers.by_header(header) is None
     assert callers.by_header("Bearer k") is not None
@@ -107,12 +120,12 @@ def test_a_header_of_another_form_is_nobodys(tmp_path: Path, header: str) -> Non
 
 def test_a_file_that_is_replaced_stays_its_owners(tmp_path: Path) -> None:
     path = tmp_path / "tokens.yaml"
-    tokens.write(path, [entry("kim", "k")])
+    tokens.write(path, tokens.Known(entries=(entry("kim", "k"),)))
     path.chmod(0o640)
     if os.getuid() == 0:
         os.chown(path, 4242, 4343)
     before = path.stat()
-    tokens.write(path, [])
+    tokens.write(path, tokens.Known())
     after = path.stat()
     assert (after.st_uid, after.st_gid, after.st_mode) == (
         *(before.st_uid, before.st_gid),

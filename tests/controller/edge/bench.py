@@ -217,7 +217,7 @@ class Bench:
         """What people and programs ask for must be there, too."""
         for family in self.metrics.collect():
             assert family.name
-        views = JobViews(self.service, self.edge)
+        views = JobViews(self.service, self.edge, {})
         now_s = asyncio.get_running_loop().time()
         for job in self.service.state.jobs.values():
             assert views.fresh(job, now_s).whole().SerializeToString()

@@ -11,10 +11,11 @@ from trainer.core.schedule.builders import (
     gpipe,
     interleaved,
     one_forward_one_backward,
+    zero_bubble_h1,
 )
 from trainer.core.schedule.proof import Timing, check
 from trainer.core.schedule.replay import ScheduleError
-from trainer.core.schedule.theory import bubble_over_work, bubble_share
+from trainer.core.schedule.theory import bubble_over_work, bubble_share, zero_bubble_share
 
 __all__ = [
     "NAMES",
@@ -31,4 +32,6 @@ __all__ = [
     "gpipe",
     "interleaved",
     "one_forward_one_backward",
+    "zero_bubble_h1",
+    "zero_bubble_share",
 ]

@@ -10,16 +10,19 @@ differ by one at most, or there is one short round. Where torch or Megatron-LM
 accept the numbers, this is their order.
 
 Sources: GPipe (arXiv 1811.06965), 1F1B from PipeDream-Flush (arXiv 2006.09503),
-interleaved 1F1B from Narayanan et al. (arXiv 2104.04473, 2.2).
+interleaved 1F1B from Narayanan et al. (arXiv 2104.04473, 2.2), ZB-H1 from Zero Bubble Pipeline
+Parallelism (arXiv 2401.10241, 2.3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from trainer.core.schedule.actions import Action, ActionKind, Schedule
 
-NAMES = ("1f1b", "gpipe", "interleaved")
+NAMES = ("1f1b", "gpipe", "interleaved", "zb-h1")
 
 
 def build(
@@ -45,6 +48,8 @@ def build(
         raise ValueError(f"schedule {name} runs 1 chunk per stage, not {num_chunks}")
     if name == "gpipe":
         return gpipe(num_stages, num_micro_batches)
+    if name == "zb-h1":
+        return zero_bubble_h1(num_stages, num_micro_batches)
     return one_forward_one_backward(num_stages, num_micro_batches, extra_warmup=extra_warmup)
 
 
@@ -98,6 +103,24 @@ def interleaved(num_stages: int, num_micro_batches: int, *, num_chunks: int) -> 
     )
 
 
+def zero_bubble_h1(num_stages: int, num_micro_batches: int) -> Schedule:
+    """ZB-H1: 1F1B that sends input gradients on before it computes those of weights.
+
+    Stage `r` is `r` micro-batches behind with the latter: they fill the time in which a stage far
+    down the pipeline has nothing else left. So every stage has `p` micro-batches in hand at most,
+    as 1F1B's first one has, and of those no more before their backward than 1F1B.
+    """
+    plain = one_forward_one_backward(num_stages, num_micro_batches)
+    return Schedule(
+        name="zb-h1",
+        num_stages=num_stages,
+        num_micro_batches=num_micro_batches,
+        actions=tuple(
+            tuple(_weights_behind(work, behind=stage)) for stage, work in enumerate(plain.actions)
+        ),
+    )
+
+
 def forward_only(num_stages: int, num_micro_batches: int, *, num_chunks: int = 1) -> Schedule:
     """Evaluation: no backward at all. `check` does not apply to it."""
     rounds = _rounds(num_stages, num_micro_batches)
@@ -129,6 +152,20 @@ def _warmed_up(
         num_chunks=num_chunks,
         actions=tuple(_alternating(forwards, backwards, warmup) for warmup in warmups),
     )
+
+
+def _weights_behind(work: Sequence[Action], *, behind: int) -> Iterator[Action]:
+    """The same work with backwards cut in two, weights' parts so many micro-batches later."""
+    late: deque[Action] = deque()
+    for action in work:
+        if action.kind is ActionKind.FORWARD:
+            yield action
+            continue
+        yield replace(action, kind=ActionKind.BACKWARD_INPUT)
+        late.append(replace(action, kind=ActionKind.BACKWARD_WEIGHT))
+        if len(late) > behind:
+            yield late.popleft()
+    yield from late
 
 
 def _rounds(num_stages: int, num_micro_batches: int) -> tuple[range, ...]:

@@ -21,12 +21,14 @@ class Timing:
     """What `check` measured.
 
     `bubble` is the share of all stages' time spent waiting; `peak_in_flight[s]`
-    the most micro-batch chunks whose activations stage `s` holds at once.
+    the most micro-batch chunks whose activations stage `s` holds at once, `peak_whole[s]` the most
+    that it holds all of: after its input gradients a split backward keeps what weights need.
     """
 
     makespan: float
     bubble: float
     peak_in_flight: tuple[int, ...]
+    peak_whole: tuple[int, ...]
 
 
 def check(schedule: Schedule, costs: Mapping[ActionKind, float] = DEFAULT_COSTS) -> Timing:
@@ -41,7 +43,8 @@ def check(schedule: Schedule, costs: Mapping[ActionKind, float] = DEFAULT_COSTS)
     return Timing(
         makespan=makespan,
         bubble=1.0 - busy / (makespan * schedule.num_stages),
-        peak_in_flight=tuple(_peak_in_flight(actions) for actions in schedule.actions),
+        peak_in_flight=tuple(_peak(actions, _LAST_PARTS) for actions in schedule.actions),
+        peak_whole=tuple(_peak(actions, _FIRST_PARTS) for actions in schedule.actions),
     )
 
 
@@ -101,16 +104,15 @@ _WHOLE_WORK = (
 )
 
 
-def _peak_in_flight(actions: tuple[Action, ...]) -> int:
+# A backward's part after which nothing of a micro-batch is kept, and after which not all of it.
+_LAST_PARTS = (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)
+_FIRST_PARTS = (ActionKind.BACKWARD, ActionKind.BACKWARD_INPUT)
+
+
+def _peak(actions: tuple[Action, ...], ends: tuple[ActionKind, ...]) -> int:
+    """The most micro-batch chunks at once that are between their forward and one of `ends`."""
     alive = peak = 0
     for action in actions:
-        match action.kind:
-            case ActionKind.FORWARD:
-                alive += 1
-            case ActionKind.BACKWARD | ActionKind.BACKWARD_WEIGHT:
-                alive -= 1
-            case ActionKind.BACKWARD_INPUT:
-                # The weight gradient still needs the activations.
-                pass
+        alive += (action.kind is ActionKind.FORWARD) - (action.kind in ends)
         peak = max(peak, alive)
     return peak

@@ -36,6 +36,7 @@ from outlast.tokens.manifest import NAME, PARTS, Manifest, Split
 from trainer.data.corpus import long_text
 from trainer.data.corpus.counts import Counts
 from trainer.data.corpus.partial import SPLITS, Partial, has_records
+from trainer.data.corpus.tokenizer import digest as tokenizer_digest
 from trainer.data.corpus.tokenizer import load, stamp
 from trainer.data.corpus.tokenizer_type import Tokenizer
 from trainer.data.corpus.units import Unit, documents, is_packed, is_small, is_text_file
@@ -283,6 +284,7 @@ def _join(folder: Path, parts: Path, order: Order, tokenizer: Tokenizer) -> Mani
         digests += [_digest(folder / f"{split}.idx") for split in splits]
     return Manifest(
         tokenizer=tokenizer.name,
+        tokenizer_digest=tokenizer_digest(tokenizer.name),
         vocab_size=tokenizer.vocab_size,
         token_type=tokenizer.token_type,
         end_of_document=tokenizer.end_of_document,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -68,16 +69,30 @@ def stamp(name: str) -> tuple[tuple[int, int], ...]:
     """Sizes of the files of a tokenizer and when they were written: others are another one."""
     if name == BYTE or name.startswith(tiktoken_encoding.PREFIX):
         return ()
-    _, path = _parted(name)
-    files = (path, path.with_name(f"{path.name}{tiktoken_file.BESIDE}"))
-    stats = [each.stat() for each in files if each.is_file()]
+    stats = [each.stat() for each in _files_of(name) if each.is_file()]
     return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
+
+
+def digest(name: str) -> str:
+    """Tells tokenizers of files from each other, wherever the files lie; "" for one without."""
+    if name == BYTE or name.startswith(tiktoken_encoding.PREFIX):
+        return ""
+    found = hashlib.sha256((_parted(name)[0] or "").encode())
+    for each in _files_of(name):
+        if each.is_file():
+            found.update(each.read_bytes())
+    return found.hexdigest()
 
 
 def file_in(folder: Path) -> Path | None:
     """The file of a folder that has its tokenizer; None if there is none."""
     found = (folder / each for each in _FILES if (folder / each).is_file())
     return next(found, None)
+
+
+def _files_of(name: str) -> tuple[Path, ...]:
+    _, path = _parted(name)
+    return path, path.with_name(f"{path.name}{tiktoken_file.BESIDE}")
 
 
 def _parted(name: str) -> tuple[str | None, Path]:

@@ -4,7 +4,7 @@ import { get } from "/page/api.js";
 import { Chart, MARKS } from "/page/charts.js";
 import { GROUPS, joined, marksOf, setColumns, summed } from "/page/curve.js";
 import { count, duration, number, short } from "/page/format.js";
-import { html, Link, useMemo, usePolled, useState } from "/page/ui.js";
+import { Entry, html, Link, useMemo, usePolled, useState } from "/page/ui.js";
 
 const OTHER_S = 10;
 // Named as the bar of a step now, in its colours.
@@ -12,7 +12,7 @@ export const STEP_PARTS = {
   forward_s: ["forward", "blue"], backward_s: ["backward", "sky"], optimizer_s: ["optimizer", "green"],
   tp_exposed_s: ["tp communication", "orange"], pp_exposed_s: ["pp communication", "yellow"],
   dp_exposed_s: ["dp communication", "red"], other_exposed_s: ["other communication", "purple"],
-  data_s: ["data", "grey"], garbage_collection_s: ["garbage collection", "ink"],
+  data_s: ["data", "grey"], garbage_collection_s: ["garbage collection", "indigo"],
 };
 const GROUP_COLORS = { compute: "blue", communication: "orange", optimizer: "green", data: "grey" };
 // Marks in the list under the curves; all are on the curves.
@@ -72,6 +72,21 @@ function partsOf(curves) {
   return { series: groups.map((each) => each.series), data: joined(groups.map((each) => each.values)) };
 }
 
+/** Steps to zoom to, for those who have no mouse. */
+function Zoom({ steps, range, setRange }) {
+  const [first, last] = [steps[0] ?? 0, steps.at(-1) ?? 0];
+  const entered = (at) => (text) => {
+    const next = [...(range ?? [first, last])];
+    next[at] = Math.min(last, Math.max(first, Number.parseInt(text, 10) || (at === 0 ? first : last)));
+    setRange(next[0] < next[1] ? next : null);
+  };
+  return html`<span>
+    <label>From step <${Entry} type="number" value=${range?.[0] ?? ""} onEnter=${entered(0)} /></label>
+    ${" "}<label>to step <${Entry} type="number" value=${range?.[1] ?? ""} onEnter=${entered(1)} /></label>
+    ${range && html` <button onClick=${() => setRange(null)}>See all</button>`}
+  </span>`;
+}
+
 function Marks({ marks }) {
   if (marks.length === 0) return null;
   const present = Object.keys(MARKS).filter((kind) => marks.some((mark) => mark.kind === kind));
@@ -90,6 +105,7 @@ function Marks({ marks }) {
 export function Curves({ job, curve, incidents, others }) {
   const [compared, setCompared] = useState("");
   const [isLog, setLog] = useState(false);
+  const [range, setRange] = useState(null);
   const found = usePolled(async () => {
     if (compared === "") return null;
     const read = await get(["jobs", compared, "curve"]);
@@ -99,7 +115,7 @@ export function Curves({ job, curve, incidents, others }) {
   const other = found.value?.name === compared ? found.value.columns : null;
   const curves = { name: job.job_id, own: curve, otherName: compared, other };
   const marks = useMemo(() => marksOf(job, curve, incidents), [job, curve, incidents]);
-  const shared = { sync: job.job_id, marks };
+  const shared = { sync: job.job_id, marks, range };
   const charts = useMemo(() => ({
     loss: lossOf(curves), norm: one("grad_norm", "gradient norm", curves), speed: one("tokens_per_s", "tokens/s", curves),
     step: one("duration_s", "step time", curves), parts: partsOf(curves),
@@ -113,6 +129,7 @@ export function Curves({ job, curve, incidents, others }) {
         ${others.map((each) => html`<option value=${each}>${each}</option>`)}
       </select></label>
       <label><input type="checkbox" checked=${isLog} onChange=${(event) => setLog(event.target.checked)} /> logarithmic loss</label>
+      <${Zoom} steps=${charts.step.data[0]} range=${range} setRange=${setRange} />
       <span class="quiet">Drag to zoom, double click to see all.</span>
       ${compared !== "" && found.error && html`<span class="quiet" role="status">${compared} cannot be read: ${found.error.message}</span>`}
     </div>

@@ -2,10 +2,11 @@
 
 import { get } from "/page/api.js";
 import { count, duration } from "/page/format.js";
-import { heatColor, heatOf, LEAST, MOST } from "/page/heat.js";
+import { heatOf, heatScale, LEAST, MOST } from "/page/heat.js";
 import { paint, pictureOf } from "/page/heatpicture.js";
-import { usePlane, within } from "/page/plane.js";
-import { Empty, Failure, html, Link, Loading, useEffect, useMemo, usePolled, useState } from "/page/ui.js";
+import { Plane, within } from "/page/plane.js";
+import { Empty, Failure, html, Link, Loading, useEffect, useMemo, usePolled, useState, useThemed } from "/page/ui.js";
+import { AttemptChoice, pathOf } from "/page/views/attempts.js";
 
 const MEASURES = {
   work: "Own work", waiting: "Waiting for others", step: "Whole step", forward: "Forward passes", backward: "Backward passes",
@@ -20,6 +21,8 @@ const MOST_ROWS = 1024;
 const STEPS = 1000;
 // What is asked of every rank is not asked often.
 const [PERIOD_S, RANKS_PER_S] = [15, 100];
+// An attempt that is over does not change; so long is a timer's longest, nearly.
+const NEVER_S = 2_000_000;
 // Rows that are named as slow: one of their ranks is so much above its peers on the mean.
 const SLOW = 1.15;
 
@@ -51,48 +54,42 @@ function nextOutlier(rows, chosen) {
   return all.find(isBehind) ?? all[0] ?? null;
 }
 
-const ARROWS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-const [IN, OUT] = [0.8, 1.25];
-
-function Map2d({ data, chosen, choose }) {
-  const picture = useMemo(() => pictureOf(data.rows, data.steps.length), [data]);
-  const whole = { w: data.steps.length, h: data.rows.length };
-  const leftPx = LEFT_PX[data.order];
-  const { canvas, seen, zoom, move, reveal, showAll, handlers } = usePlane({
-    whole,
-    frame: { left: leftPx, bottom: BOTTOM_PX, height: HEIGHT_PX },
-    paint: (ctx, view, size) => paint(ctx, picture, { data, view, chosen, size: { ...size, leftPx }, slow: SLOW }),
-    picked: ({ x, y }) => choose({ x: Math.floor(x), y: Math.floor(y) }),
-  });
-  // Wherever it was chosen, it is shown.
-  useEffect(() => { if (chosen) reveal(chosen); }, [chosen?.x, chosen?.y]);
-  const zoomed = (factor) => zoom(factor, chosen ? { x: chosen.x + 0.5, y: chosen.y + 0.5 } : { x: seen.x + seen.w / 2, y: seen.y + seen.h / 2 });
-  const outlier = nextOutlier(data.rows, chosen);
-  const keyed = (event) => {
-    const keys = { "+": () => zoomed(IN), "-": () => zoomed(OUT), 0: showAll, o: () => outlier && choose(outlier) };
-    if (event.key in ARROWS) {
-      event.preventDefault();
-      const [right, down] = ARROWS[event.key];
-      if (event.shiftKey) {
-        move((right * seen.w) / 8, (down * seen.h) / 8);
-        return;
-      }
-      const at = chosen ?? { x: whole.w - 1, y: 0 };
-      choose({ x: within(at.x + right, 0, whole.w - 1), y: within(at.y + down, 0, whole.h - 1) });
-    } else if (!event.ctrlKey && !event.metaKey && event.key in keys) keys[event.key]();
-  };
-  return html`<canvas ref=${canvas} class="heat" tabindex="0" role="application"
-      aria-label="Heat map of ranks by steps; arrow keys choose a cell, with shift they move the map, plus and minus zoom, 0 shows all, o goes to the next outlier"
-      ...${handlers} onKeyDown=${keyed}></canvas>
-    <div class="actions">
-      <button onClick=${() => zoomed(IN)}>Zoom in</button>
-      <button onClick=${() => zoomed(OUT)}>Zoom out</button>
-      <button onClick=${showAll}>Show all</button>
-      <button disabled=${!outlier} onClick=${() => choose(outlier)}>Next outlier</button>
-    </div>`;
+/** The cell that an arrow key leads to; from none, that of the newest step in the first row that is seen. */
+function nextCell(whole, from, key, seen) {
+  if (!from) return { x: Math.ceil(seen.x + seen.w) - 1, y: Math.floor(seen.y) };
+  const right = { ArrowRight: 1, ArrowLeft: -1 }[key] ?? 0;
+  const down = { ArrowDown: 1, ArrowUp: -1 }[key] ?? 0;
+  return { x: within(from.x + right, 0, whole.w - 1), y: within(from.y + down, 0, whole.h - 1) };
 }
 
-function Chosen({ name, data, chosen }) {
+const toldOf = (data, { x, y }) => `${nameOf(data.rows[y])} on ${data.rows[y].node}, step ${count(data.steps[x])}: ${duration(data.rows[y].seconds[x])}`;
+
+function Map2d({ data, cursor, point, chosen, choose }) {
+  const picture = useMemo(() => pictureOf(data.rows, data.steps.length), [data, useThemed()]);
+  const whole = { w: data.steps.length, h: data.rows.length };
+  const leftPx = LEFT_PX[data.order];
+  const outlier = nextOutlier(data.rows, cursor ?? chosen);
+  const items = {
+    name: "cell",
+    at: ({ x, y }) => ({ x: Math.floor(x), y: Math.floor(y) }),
+    next: (from, key, seen) => nextCell(whole, from, key, seen),
+    boxOf: ({ x, y }) => ({ x, y, w: 1, h: 1 }),
+    nameOf: (cell) => toldOf(data, cell),
+  };
+  const label = ({ x, y, w, h }) => {
+    const [first, last] = [Math.floor(x), Math.ceil(x + w) - 1];
+    return `Heat map of ranks by steps, steps ${data.steps[first]} to ${data.steps[last]}, rows ${Math.floor(y) + 1} to ${Math.ceil(y + h)}`;
+  };
+  return html`<${Plane}
+    whole=${whole} frame=${{ left: leftPx, bottom: BOTTOM_PX, height: HEIGHT_PX }} label=${label}
+    paint=${(ctx, view, size) => paint(ctx, picture, { data, view, chosen, size: { ...size, leftPx }, slow: SLOW })}
+    items=${items} cursor=${cursor} point=${point} chosen=${chosen} choose=${choose}
+    keys=${{ o: () => outlier && choose(outlier) }} help=", o goes to the next outlier">
+    <button disabled=${!outlier} onClick=${() => choose(outlier)}>Next outlier</button>
+  <//>`;
+}
+
+function Chosen({ name, attempt, data, chosen }) {
   if (!chosen) return html`<p class="quiet">Choose a cell to see its numbers.</p>`;
   const row = data.rows[chosen.y];
   const percent = row.percents[chosen.x];
@@ -101,16 +98,18 @@ function Chosen({ name, data, chosen }) {
     <strong>${nameOf(row)}</strong> on ${row.node}, step ${count(data.steps[chosen.x])}:
     ${" "}${duration(row.seconds[chosen.x])}${percent !== null && `, ${(percent / 100).toFixed(2)} of the median of its peers`}${isOutlier && ", an outlier"}.
     ${" "}${row.ranks.length > 1 && `Of these, the rank furthest above its peers in each step is shown; on the mean that is rank ${row.slowest}. `}
-    <${Link} to="/jobs/${name}/timeline/${data.steps[chosen.x]}">The step over ranks<//>
+    <${Link} to=${pathOf(name, attempt, `timeline/${data.steps[chosen.x]}`)}>The step over ranks<//>
   </p>`;
 }
 
 /** Besides the colours, what the marks are, and whom a cell is measured against. */
 function Legend({ data }) {
+  useThemed();
+  const scale = heatScale();
   const shades = [LEAST, 1, 1.5, MOST];
   const outliers = data.rows.reduce((sum, row) => sum + row.outliers.length, 0);
   return html`<ul class="legend" aria-label="What the map shows">
-    ${shades.map((ratio) => html`<li><span class="dot" aria-hidden="true" style=${{ background: heatColor(heatOf(ratio, 1)) }}></span>
+    ${shades.map((ratio) => html`<li><span class="dot" aria-hidden="true" style=${{ background: scale.color(heatOf(ratio, 1)) }}></span>
       ${ratio === LEAST ? "half or less" : ratio === 1 ? "as long" : ratio === MOST ? "twice or more" : "1.5 times"}</li>`)}
     <li><span class="dot part-line" aria-hidden="true"></span> not known</li>
     <li><b aria-hidden="true">▢ ━</b> outlier: 1.15 times its peers or more, and more than noise (${count(outliers)} here)</li>
@@ -119,13 +118,16 @@ function Legend({ data }) {
   </ul>`;
 }
 
+/** Of the steps whose times are known: a slow rank is the last to do one, and its row may end before the others. */
+const newestOf = (row) => Math.max(0, row.percents.findLastIndex((percent) => percent !== null));
+
 /** In words, for those who do not see the picture, and for all. */
 function Slowest({ data, choose }) {
   const rows = data.rows.map((row, y) => ({ row, y })).filter(({ row }) => row.mean_ratio >= SLOW);
   const slow = rows.sort((a, b) => b.row.mean_ratio - a.row.mean_ratio).slice(0, 8);
   if (slow.length === 0) return html`<p>No rank is ${Math.round(100 * (SLOW - 1))} % or more above its peers on the mean.</p>`;
   return html`<ol class="highest">${slow.map(({ row, y }) => html`<li>
-    <button class="link" onClick=${() => choose({ x: data.steps.length - 1, y })}>rank ${row.slowest}</button>${" "}
+    <button class="link" onClick=${() => choose({ x: newestOf(row), y })}>rank ${row.slowest}</button>${" "}
     ${row.mean_ratio.toFixed(2)} times its peers ${" "}<span class="quiet">${row.ranks.length === 1 ? row.node : `in the row of ${nameOf(row)}`}</span>
   </li>`)}</ol>`;
 }
@@ -136,35 +138,38 @@ function Choice({ label, value, set, options }) {
   </select></label>`;
 }
 
-export function HeatMapView({ name }) {
+export function HeatMapView({ name, attempt }) {
   const [measure, setMeasure] = useState("work");
   const [order, setOrder] = useState("rank");
   // By step and rank, which stay the same when rows are ordered anew or steps are added.
   const [place, setPlace] = useState(null);
-  const asked = () => get(["jobs", name, "heat-map"], { measure, order, rows: MOST_ROWS, steps: STEPS });
-  const { value: data, error } = usePolled(asked, [name, measure, order], (last) => Math.max(PERIOD_S, (last?.num_ranks ?? 0) / RANKS_PER_S));
-  const chosen = useMemo(() => {
-    if (!data || !place) return null;
-    const [x, y] = [data.steps.indexOf(place.step), data.rows.findIndex((row) => row.ranks.includes(place.rank))];
+  const [cursor, setCursor] = useState(null);
+  const asked = () => get(["jobs", name, "heat-map"], { attempt, measure, order, rows: MOST_ROWS, steps: STEPS });
+  const { value: data, error } = usePolled(asked, [name, attempt, measure, order], (last) => last && last.attempt < last.newest_attempt ? NEVER_S : Math.max(PERIOD_S, (last?.num_ranks ?? 0) / RANKS_PER_S));
+  const cellOf = (of) => {
+    if (!data || !of) return null;
+    const [x, y] = [data.steps.indexOf(of.step), data.rows.findIndex((row) => row.ranks.includes(of.rank))];
     return x < 0 || y < 0 ? null : { x, y };
-  }, [data, place]);
-  const choose = ({ x, y }) => setPlace({ step: data.steps[x], rank: data.rows[y].first });
+  };
+  const chosen = useMemo(() => cellOf(place), [data, place]);
+  const placeOf = ({ x, y }) => ({ step: data.steps[x], rank: data.rows[y].first });
+  const choose = (cell) => (setPlace(placeOf(cell)), setCursor(null));
   const title = html`<h1><${Link} to="/jobs/${name}">${name}<//> heat map</h1>
     <div class="head">
       <${Choice} label="Shown" value=${measure} set=${setMeasure} options=${MEASURES} />
       <${Choice} label="Rows by" value=${order} set=${setOrder} options=${ORDERS} />
-      <span class="quiet">${data && (data.measure !== measure || data.order !== order) ? "Loading…"
-        : "Wheel zooms, dragging moves, a double click shows all."}</span>
+      <${AttemptChoice} name=${name} attempt=${attempt} newest=${data?.newest_attempt} picture="heat-map" />
+      <span class="quiet">${data && (data.measure !== measure || data.order !== order) ? "Loading…" : ""}</span>
     </div>`;
   if (!data) return html`${title}${error ? html`<${Failure} error=${error} />` : html`<${Loading} />`}`;
   const isEmpty = data.rows.length === 0 || data.steps.length === 0;
   return html`${title}<${Failure} error=${error} />
-    ${data.missing.length > 0 && html`<p class="banner warn">Missing: ${data.missing.slice(0, 4).map((each) => `${each.node}: ${each.reason}`).join("; ")}</p>`}
+    ${data.missing.length > 0 && html`<p class="banner warn">Missing: ${data.missing.slice(0, 4).map((each) => (each.node ? `${each.node}: ${each.reason}` : each.reason)).join("; ")}</p>`}
     ${isEmpty
       ? html`<${Empty} title="Nothing noted yet">Ranks note how long their steps took; there is none that is known.<//>`
       : html`<section>
-          <${Map2d} data=${data} chosen=${chosen} choose=${choose} />
-          <${Chosen} name=${name} data=${data} chosen=${chosen} />
+          <${Map2d} data=${data} cursor=${cellOf(cursor)} point=${(cell) => setCursor(placeOf(cell))} chosen=${chosen} choose=${choose} />
+          <${Chosen} name=${name} attempt=${attempt} data=${data} chosen=${chosen} />
           <${Legend} data=${data} />
         </section>
         <section aria-labelledby="slowest"><h2 id="slowest">Slower than their peers</h2>

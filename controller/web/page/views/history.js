@@ -1,11 +1,15 @@
 // What a job went through, on one axis of time: its attempts, incidents and checkpoints.
 
+import { get } from "/page/api.js";
 import { bytes, count, duration, moment, toneOf, words } from "/page/format.js";
-import { html, Link, Table, useRef, useState } from "/page/ui.js";
+import { Pages, usePages } from "/page/paging.js";
+import { Failure, html, Link, Table, usePolled, useRef, useState } from "/page/ui.js";
+import { pathOf } from "/page/views/attempts.js";
 
 // Of each kind; more cannot be told apart on a screen.
 const MOST = 200;
-const MOST_ROWS = 20;
+const PAGE = 20;
+const CHECKPOINTS_S = 60;
 const AT_WORK = ["STARTING", "RUNNING", "SUSPENDING"];
 const ROWS = ["Attempts", "Incidents", "Checkpoints"];
 
@@ -33,7 +37,7 @@ function itemsOf(history, incidents, nowS) {
   const attempts = attemptsOf(history.states, nowS).slice(-MOST).map((each) => {
     const end = each.next ? `then ${each.next.state}: ${each.next.reason}` : `is ${each.pieces.at(-1).state}`;
     return {
-      key: `attempt ${each.number}`, row: 0, fromS: each.fromS, untilS: each.untilS, pieces: each.pieces, label: String(each.number),
+      key: `attempt ${each.number}`, row: 0, attempt: each.number, fromS: each.fromS, untilS: each.untilS, pieces: each.pieces, label: String(each.number),
       text: `Attempt ${each.number}, ${moment(each.fromS)}, for ${duration(each.untilS - each.fromS)}; ${end}`,
     };
   });
@@ -89,11 +93,18 @@ export function Strip({ job, history, incidents }) {
     <p class="chosen" aria-live="polite">
       ${shown === null ? html`<span class="quiet">Choose one to see what it was.</span>` : items[shown].text}
       ${shown !== null && items[shown].incident && html` <${Link} to="/incidents/${items[shown].incident}">Its page<//>`}
+      ${shown !== null && items[shown].attempt && html`. <${Link} to=${pathOf(job.job_id, items[shown].attempt, "timeline")}>What its ranks did last<//>,${" "}
+        <${Link} to=${pathOf(job.job_id, items[shown].attempt, "heat-map")}>its heat map<//>`}
     </p>`;
 }
 
-/** Checkpoints that were committed, as the controller has heard of them. */
-export function Checkpoints({ job, history }) {
+/** Checkpoints that were committed, as the controller has heard of them; newest first, in pages. */
+export function Checkpoints({ job }) {
+  const pages = usePages();
+  const { after } = pages;
+  const { value, error } = usePolled(() => get(["jobs", job.job_id, "history"], { only: "checkpoints", most: PAGE, after }),
+    // Nothing else changes them.
+    [job.job_id, job.committed_step, job.attempt, after], CHECKPOINTS_S);
   const columns = [
     { name: "Step", isNumber: true, cell: (each) => count(each.step) },
     { name: "Committed", cell: (each) => moment(each.committed_s) },
@@ -101,14 +112,15 @@ export function Checkpoints({ job, history }) {
     { name: "Saved by", cell: (each) => (each.attempt > 0 ? `attempt ${each.attempt}` : "–") },
     { name: "Which", cell: (each) => (each.is_newest ? html`<b>newest</b>` : each.is_given_up ? "given up" : "") },
   ];
-  const newest = [...history.checkpoints].reverse();
+  const newest = [...(value?.checkpoints ?? [])].reverse();
   return html`<section aria-labelledby="checkpoints">
     <h2 id="checkpoints">Checkpoints</h2>
     <p class="quiet">Committed to <code>${job.checkpoint_url}</code>. Older ones are deleted by the spec's rules;${" "}
       <code>outlast ckpt ls ${job.job_id}</code> reads which are there now, and which are pinned.</p>
+    <${Failure} error=${error} />
     ${newest.length === 0
       ? html`<p class="quiet">None yet.</p>`
-      : html`<${Table} caption="Checkpoints" columns=${columns} rows=${newest.slice(0, MOST_ROWS)} rowKey=${(each) => each.step} />`}
-    ${newest.length > MOST_ROWS && html`<p class="quiet">The newest ${MOST_ROWS} of ${count(newest.length)}.</p>`}
+      : html`<${Table} caption="Checkpoints" columns=${columns} rows=${newest} rowKey=${(each) => each.step} />`}
+    <${Pages} pages=${pages} next=${value?.next} label="checkpoints" />
   </section>`;
 }

@@ -4,6 +4,7 @@ import { get } from "/page/api.js";
 import { count, duration, moment, words } from "/page/format.js";
 import { Pages, usePages } from "/page/paging.js";
 import { Empty, Failure, html, Link, Loading, Split, State, Table, Tile, usePolled } from "/page/ui.js";
+import { pathOf } from "/page/views/attempts.js";
 
 const NEWEST = 100;
 const COLORS = {
@@ -61,7 +62,8 @@ export function IncidentView({ name }) {
     </div>
     <p class="reason">${incident.reason || "Signs are still being gathered."}</p>
     <dl class="tiles">
-      <${Tile} label="Job" value=${html`<${Link} to="/jobs/${incident.job_id}">${incident.job_id}<//>`} detail="attempt ${incident.attempt}" />
+      <${Tile} label="Job" value=${html`<${Link} to="/jobs/${incident.job_id}">${incident.job_id}<//>`}
+        detail=${html`<${Link} to=${pathOf(incident.job_id, incident.attempt, "timeline")}>attempt ${incident.attempt}<//>`} />
       <${Tile} label="Cause" value=${words(incident.cause)} detail=${incident.culprit_nodes.map((node) => html`<${Link} to="/nodes/${encodeURIComponent(node)}">${node}<//> `)} />
       <${Tile} label="Action" value=${incident.is_note ? "logged only" : words(incident.action)} />
       <${Tile} label="Found in" value=${duration(incident.detection_s)} detail=${moment(incident.opened_s)} />

@@ -3,7 +3,7 @@
 import { ApiError, follow, get, post, RETRY_MS } from "/page/api.js";
 import { emptyCurve, withReports } from "/page/curve.js";
 import {
-  ago, bytes, count, duration, ENDED, hfu, leftS, mfu, moment, number, percent, short, words,
+  ago, bytes, count, duration, ENDED, hfu, mfu, moment, number, percent, short, words,
 } from "/page/format.js";
 import {
   Actions, Failure, html, Link, Loading, Progress, Split, State, Table, Tile, useEffect, usePolled, useState,
@@ -93,11 +93,10 @@ function Head({ job, isLive }) {
 function Tiles({ job, curve }) {
   const recent = curve.duration_s.slice(-20).filter((value) => value !== null);
   const stepS = recent.length ? recent.reduce((sum, value) => sum + value, 0) / recent.length : null;
-  const isRunning = job.state === "RUNNING";
   const evaluated = curve.eval_loss.findLast((value) => value !== null);
   return html`<dl class="tiles">
     <${Tile} label="Step" value="${count(job.step)} / ${count(job.total_steps)}"
-      detail=${isRunning ? html`<span>${duration(leftS(job, stepS))} left</span>` : ""} />
+      detail=${job.time_left_s !== null && html`<span>${duration(job.time_left_s)} left</span>`} />
     <${Tile} label="Loss" value=${number(job.loss)}
       detail=${evaluated !== undefined ? `held out ${number(evaluated)}` : ""} />
     ${job.perplexity !== null && html`<${Tile} label="Perplexity" value=${number(job.perplexity)}
@@ -194,7 +193,7 @@ export function JobView({ name }) {
     <${Curves} job=${job} curve=${curve} incidents=${found} others=${others} />
     <${Times} job=${job} />
     <${Course} job=${job} history=${passed} incidents=${found} />
-    <${Checkpoints} job=${job} history=${passed} />
+    <${Checkpoints} job=${job} />
     <${Trends} job=${job} />
     <${Logs} job=${job} />
     <${Facts} job=${job} />`;

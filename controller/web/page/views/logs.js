@@ -4,6 +4,7 @@
 import { follow } from "/page/api.js";
 import { moment } from "/page/format.js";
 import { Entry, Failure, html, useEffect, useRef, useState } from "/page/ui.js";
+import { attemptsUpTo } from "/page/views/attempts.js";
 
 // Lines that are kept; older ones are at `outlast logs`.
 const MOST_LINES = 5000;
@@ -83,7 +84,7 @@ function OpenLogs({ job }) {
       <label>Attempt <select value=${attempt} onChange=${(event) => setAttempt(event.target.value)}>
         <option value="">newest</option>
         <option value="all">all that are kept</option>
-        ${attemptsOf(job).map((each) => html`<option key=${each} value=${each}>${each}</option>`)}
+        ${attemptsUpTo(job.attempt).map((each) => html`<option key=${each} value=${each}>${each}</option>`)}
       </select></label>
       <label>Written in <select value=${since} onChange=${(event) => setSince(event.target.value)}>
         ${SINCE.map(([seconds, name]) => html`<option key=${name} value=${seconds}>${name}</option>`)}
@@ -95,9 +96,4 @@ function OpenLogs({ job }) {
     </div>
     <${Failure} error=${error} />
     <pre class="logs" ref=${box} tabindex="0" aria-label="Output of ranks">${shown.join("\n") || none}</pre>`;
-}
-
-/** The newest attempts, which may still be kept. */
-function attemptsOf(job) {
-  return Array.from({ length: Math.min(job.attempt, 32) }, (_, before) => job.attempt - before);
 }

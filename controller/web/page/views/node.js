@@ -1,16 +1,18 @@
 // One node: what it is, how it came to be in its state, what checks found and what went wrong on it.
 
 import { get } from "/page/api.js";
-import { bytes, count, moment, words } from "/page/format.js";
+import { bytes, count, duration, moment, short, words } from "/page/format.js";
 import { Pages, usePages } from "/page/paging.js";
 import { Actions, Failure, html, Link, Loading, State, Table, Tile, useEffect, usePolled, useState } from "/page/ui.js";
 import { Diagnosis, Findings, linkOf, NotOperator, useDiagnosis, useOperator, Verdict } from "/page/views/diagnosis.js";
 import { actionsOf, devicesOf, heardOf } from "/page/views/nodes.js";
+import { NODE_COLUMNS } from "/page/views/trends.js";
 
 const RUNS = 20;
 const INCIDENTS = 20;
 // Runs and incidents are rarer than heartbeats.
 const HISTORY_S = 10;
+const PEERS_S = 60;
 
 function Tiles({ node }) {
   const { capacity } = node;
@@ -95,6 +97,28 @@ const LINKS = [
   { name: "What was found", cell: (found) => html`<span class="why">${found.detail}</span>` },
 ];
 
+const rates = ({ least, mean, most }) => [least, mean, most].map((each) => short(each)).join(" / ");
+
+const TRAFFIC = [
+  { name: "Link", cell: (each) => html`${each.link} <span class="quiet">${each.is_rdma ? "RDMA port" : "network device"}</span>` },
+  { name: "In, B/s", isNumber: true, cell: (each) => rates(each.received) },
+  { name: "Out, B/s", isNumber: true, cell: (each) => rates(each.sent) },
+  { name: "Longest silence", isNumber: true, cell: (each) => duration(each.longest_silence_s) },
+  { name: "Period", isNumber: true, cell: (each) => duration(each.period_s) },
+  { name: "What was found", cell: (each) => (each.finding ? html`<span class="late">${each.finding}</span>` : "nothing") },
+];
+
+/** What its links carry, as its last heartbeat says. */
+function Traffic({ links }) {
+  return html`<section aria-labelledby="traffic">
+    <h2 id="traffic">Traffic</h2>
+    ${links.length === 0
+      ? html`<p class="quiet">Nothing is known: links are sampled while ranks run, and not of an agent that is reached through loopback.</p>`
+      : html`<p class="quiet">Of two seconds, sampled every 1 to 50 ms: least / mean / most of a sample.</p>
+        <${Table} caption="What its links carry" columns=${TRAFFIC} rows=${links} rowKey=${(each) => each.link} />`}
+  </section>`;
+}
+
 /** What the newest run that has tried its links says of them. */
 function Links({ name, runs }) {
   const isOwn = (found) => [found.node, found.peer].includes(name);
@@ -105,7 +129,19 @@ function Links({ name, runs }) {
       ? html`<p class="quiet">As run ${run.run_id} found them, ${moment(run.started_s)}.</p>
         <${Table} caption="Links" columns=${LINKS} rows=${run.links.filter(isOwn)} rowKey=${linkOf} />`
       : html`<p class="quiet">No run in this list has tried its links: that takes two nodes at least, as Diagnose all does.</p>`}
-    <p class="quiet">What its network devices and RDMA ports carry is in Prometheus: <code>outlast_link_window_bytes_per_second</code>.</p>
+  </section>`;
+}
+
+/** How its ranks compared with those of its jobs' other nodes. */
+function Peers({ name }) {
+  const { value } = usePolled(() => get(["node-statistics"], { node: name }), [name], PEERS_S);
+  const own = value?.nodes ?? [];
+  return html`<section aria-labelledby="peers">
+    <h2 id="peers">Among its peers</h2>
+    ${own.some((each) => each.num_windows > 0)
+      ? html`<p class="quiet">Over seven days, in windows of ten minutes. ${own[0].is_slow && html`<b>It is slower than they are, more often than chance.</b>`}</p>
+        <${Table} caption="Among its peers" columns=${NODE_COLUMNS.slice(1)} rows=${own} rowKey=${(each) => each.node_id} />`
+      : html`<p class="quiet">Its ranks have not been compared with those of other nodes in the last seven days: that takes ten minutes of a job on two nodes.</p>`}
   </section>`;
 }
 
@@ -146,7 +182,7 @@ export function NodeView({ name }) {
     () => get(["diagnostics"], { node: name, newest: RUNS, after }), [name, after, diagnosis.started], HISTORY_S,
   );
   if (value === null) return html`<h1>${name}</h1>${error ? html`<${Failure} error=${error} />` : html`<${Loading} />`}`;
-  const { node, changes } = value;
+  const { node, changes, links } = value;
   const diagnose = (suite) => diagnosis.begin([name], suite);
   const thorough = node.connected && {
     name: "Diagnose thoroughly",
@@ -167,7 +203,9 @@ export function NodeView({ name }) {
     <${Tiles} node=${node} />
     ${diagnosis.started && html`<${Diagnosis} started=${diagnosis.started} onClose=${diagnosis.close} />`}
     <${Diagnostics} name=${name} runs=${runs} pages=${pages} next=${listed.value?.next} error=${listed.error} />
+    <${Traffic} links=${links} />
     <${Links} name=${name} runs=${runs} />
+    <${Peers} name=${name} />
     <${Faults} name=${name} />
     <${StateChanges} changes=${changes} />`;
 }

@@ -37,7 +37,7 @@ function Step({ projection }) {
 function Traffic({ communication }) {
   const parts = [
     ["tp", communication.tp_bytes, "blue"], ["pp", communication.pp_bytes, "orange"], ["dp", communication.dp_bytes, "purple"],
-    ["experts", communication.ep_bytes, "green"], ["tied embedding", communication.embedding_bytes, "grey"],
+    ["cp", communication.cp_bytes, "orange"], ["experts", communication.ep_bytes, "green"], ["tied embedding", communication.embedding_bytes, "grey"],
   ].map(([name, value, color]) => ({ name, value, color }));
   return html`<h3>Traffic of a step</h3>
     ${communication.total_bytes > 0
@@ -48,7 +48,7 @@ function Traffic({ communication }) {
 function Found({ plan }) {
   const { layout, stages } = plan;
   const shown = stages.length > MOST_STAGES ? [...stages.slice(0, MOST_STAGES - 1), stages.at(-1)] : stages;
-  const degrees = ["tp", "pp", "dp", ...(layout.ep > 1 ? ["ep"] : [])];
+  const degrees = ["tp", ...(layout.cp > 1 ? ["cp"] : []), "pp", "dp", ...(layout.ep > 1 ? ["ep"] : [])];
   return html`${plan.warnings.map((warning) => html`<p class="late">${warning}</p>`)}
     <dl class="tiles">
       <${Tile} label="Ranks" value=${count(plan.num_ranks)} detail=${degrees.map((name) => `${name} ${layout[name]}`).join(" × ")} />

@@ -2,7 +2,7 @@
 
 import { get } from "/page/api.js";
 import { ago, bytes, count, duration, words } from "/page/format.js";
-import { colorOf, heatColor, heatOf, median } from "/page/heat.js";
+import { colorOf, heatOf, heatScale, median } from "/page/heat.js";
 import { awaitedBy, groupOf, heldUpBy, operationInWords, waitsByOthers } from "/page/layout.js";
 import { useWidth } from "/page/plane.js";
 import { Look } from "/page/views/look.js";
@@ -19,6 +19,8 @@ const NUMBERED_PX = 28;
 // Who waits for whom is drawn up to so many arrows: more would hide the ranks. The chosen rank's always are.
 const MOST_ARROWS = 256;
 const HEAD_PX = 7;
+// Of the groups of the chosen rank.
+const AXES = { tp: "--teal", dp: "--rose", pp: "--ink" };
 
 const part = (name) => (rank) => rank.split?.[name] ?? null;
 const MEASURES = {
@@ -163,22 +165,26 @@ function draw(canvas, shape, data, heat, chosen, culprits, groups, arrows) {
   ctx.font = "12px system-ui, sans-serif";
   ctx.textAlign = "center";
   ctx.textBaseline = "middle";
+  const scale = heatScale();
   for (const rank of data.ranks) {
     cellPath(ctx, shape, rank, inset);
-    ctx.fillStyle = heatColor(heat[rank.rank]);
+    ctx.fillStyle = scale.color(heat[rank.rank]);
     ctx.fill();
     if (shape.cell >= NUMBERED_PX) {
       const [x, y] = shape.corner(rank.pp, rank.dp, rank.tp);
-      ctx.fillStyle = heat[rank.rank] === null ? colorOf("--quiet") : "#fff";
+      ctx.fillStyle = scale.ink(heat[rank.rank]);
       ctx.fillText(rank.rank, x + shape.cell * (0.5 + shape.slant / 2), y - shape.depth / 2);
     }
   }
-  ctx.lineWidth = 2;
   for (const [name, members] of Object.entries(groups)) {
-    ctx.strokeStyle = colorOf({ tp: "--green", dp: "--purple", pp: "--ink" }[name]);
     for (const member of members) {
       cellPath(ctx, shape, data.ranks[member], 1);
-      ctx.stroke();
+      // On a ground of its own: the cells have all colours of the scale.
+      for (const [color, wide] of [["--card", 5], [AXES[name], 2]]) {
+        ctx.strokeStyle = colorOf(color);
+        ctx.lineWidth = wide;
+        ctx.stroke();
+      }
     }
   }
   for (const culprit of culprits) {
@@ -265,6 +271,7 @@ function Chosen({ data, rank, waits, values, measure, choose }) {
     <dt>${measure}</dt><dd>${MEASURES[measure].format(values[rank.rank])}</dd>
     <dt>Peak memory</dt><dd>${bytes(rank.peak_memory_bytes)}</dd>
     ${["tp", "dp", "pp"].filter((axis) => data[axis] > 1).map((axis) => html`<dt><span class="axis-${axis}">■</span> ${axis} group</dt><dd>${some(groupOf(data.ranks, data, rank.rank, axis))}</dd>`)}
+    ${["cp", "ep"].filter((axis) => data[axis] > 1).map((axis) => html`<dt>${axis} group</dt><dd>${some(groupOf(data.ranks, data, rank.rank, axis))}</dd>`)}
   </dl>`;
 }
 

@@ -4,27 +4,33 @@ import { get } from "/page/api.js";
 import { count, duration, moment } from "/page/format.js";
 import { colorOf } from "/page/heat.js";
 import { keyOf } from "/page/layout.js";
-import { usePlane, within } from "/page/plane.js";
+import { Plane, within } from "/page/plane.js";
 import {
   Empty, Failure, html, Link, Loading, navigate, Table, useEffect, useMemo, useState,
 } from "/page/ui.js";
+import { AttemptChoice, pathOf } from "/page/views/attempts.js";
 
 // Ranks on one picture.
 const MOST = 64;
 const LEFT_PX = 56;
 const BOTTOM_PX = 18;
+// As wide as the longest time on the axis, and a gap.
+const TICK_PX = 84;
 const [ROW_PX, LEAST_PX, MOST_PX] = [26, 180, 720];
 // Of what is hidden beneath a rank's work, and of a row that has room for it.
 const [HIDDEN_PX, LEAST_ROW_PX] = [5, 10];
 const WORK = "own work";
+// Phases within which a rank does no more than that: ours, and that of a script.
+const UNNAMED = ["forward_backward", "step"];
+// Each has its own: all of them may be in one picture.
 const COLORS = {
-  forward: "--green", backward: "--blue", optimizer: "--good", tp: "--orange", pp: "--yellow", dp: "--red", ep: "--purple", expert_dp: "--purple",
-  embedding: "--sky", world: "--grey",
+  forward: "--green", backward: "--blue", [WORK]: "--slate", data: "--grey", "gradient sync": "--brown", optimizer: "--lime",
+  checkpoint: "--sky", evaluation: "--olive", "garbage collection": "--indigo",
+  tp: "--orange", pp: "--yellow", dp: "--red", cp: "--plum", ep: "--purple", expert_dp: "--pink", embedding: "--teal", world: "--rose",
 };
-const WORK_COLOR = "--idle";
-const colorName = (kind, isWork) => COLORS[kind] ?? (isWork ? WORK_COLOR : COLORS.world);
+const colorName = (kind) => COLORS[kind] ?? "--quiet";
 /** What a bar is counted as: a group, a pass, a phase, or work that is none of them. */
-const kindOf = (bar) => bar.group || (bar.name === "forward_backward" ? WORK : bar.name.replaceAll("_", " "));
+const kindOf = (bar) => bar.group || (UNNAMED.includes(bar.name) ? WORK : bar.name.replaceAll("_", " "));
 const FIRST = ["forward", "backward"];
 const placeOf = (kind) => (FIRST.includes(kind) ? FIRST.indexOf(kind) : FIRST.length);
 /** Kinds of what the tracks have, work first, each with whether it is that. */
@@ -107,7 +113,7 @@ function paint(ctx, data, kinds, seen, chosen, parts, { across, down }) {
   const span = (from, until, row) => [at(from), top(row), Math.max(1, (until - from) * perS), rowPx - 4];
   const box = (bar, row) => span(bar.begun_s, bar.ended_s, row);
   const hatched = hatching(ctx);
-  const colors = Object.fromEntries(kinds.map(([kind, isWork]) => [kind, colorOf(colorName(kind, isWork))]));
+  const colors = Object.fromEntries(kinds.map(([kind]) => [kind, colorOf(colorName(kind))]));
   ctx.save();
   ctx.beginPath();
   ctx.rect(LEFT_PX, 0, across, down);
@@ -143,59 +149,72 @@ function paint(ctx, data, kinds, seen, chosen, parts, { across, down }) {
     if (row % every === 0) ctx.fillText(track.rank, 4, (row + 0.5 - seen.y) * rowPx);
   });
   ctx.textAlign = "center";
-  for (let tick = 0; tick <= 4; tick += 1) {
-    const seconds = seen.x + (seen.w * (tick + 0.5)) / 5;
+  const ticks = within(Math.floor(across / TICK_PX), 1, 5);
+  for (let tick = 0; tick < ticks; tick += 1) {
+    const seconds = seen.x + (seen.w * (tick + 0.5)) / ticks;
     ctx.fillText(`${(1000 * seconds).toPrecision(4)} ms`, at(seconds), down + 10);
   }
 }
 
-function barAt(data, { x, y }) {
+/** The bar at a place, or the nearest one within so many seconds of it. */
+function barAt(data, { x, y }, reachS) {
   const track = data.tracks[Math.floor(y)];
-  const bars = track?.bars.filter((bar) => bar.begun_s <= x && x <= bar.ended_s) ?? [];
+  const away = (bar) => Math.max(0, bar.begun_s - x, x - bar.ended_s);
+  const nearestS = Math.min(reachS, ...(track?.bars.map(away) ?? []));
   // Of several the one that began last lies on top.
-  return bars.length ? { rank: track.rank, bar: bars.at(-1) } : null;
+  const bar = track?.bars.findLast((each) => away(each) <= nearestS);
+  return bar ? { rank: track.rank, bar } : null;
 }
 
-/** The bar that a key leads to. */
-function moved(data, chosen, key) {
-  const row = Math.max(0, data.tracks.findIndex((track) => track.rank === chosen?.rank));
-  const bars = data.tracks[row].bars;
-  const index = chosen ? bars.indexOf(chosen.bar) : -1;
-  if (key === "ArrowLeft" || key === "ArrowRight") {
-    const next = bars[within(index + (key === "ArrowRight" ? 1 : -1), 0, bars.length - 1)];
-    return next ? { rank: data.tracks[row].rank, bar: next } : chosen;
+/** The bar that an arrow key leads to; from none, the first one that is seen. */
+function nextBar(data, from, key, seen) {
+  const row = data.tracks.findIndex((track) => track.rank === from?.rank);
+  const bars = data.tracks[row]?.bars ?? [];
+  if (from && (key === "ArrowLeft" || key === "ArrowRight")) {
+    const bar = bars[within(bars.indexOf(from.bar) + (key === "ArrowRight" ? 1 : -1), 0, bars.length - 1)];
+    return bar ? { rank: from.rank, bar } : from;
   }
-  const track = data.tracks[within(row + (key === "ArrowDown" ? 1 : -1), 0, data.tracks.length - 1)];
-  const fromS = chosen?.bar.begun_s ?? 0;
-  const bar = track.bars.find((each) => each.ended_s >= fromS) ?? track.bars.at(-1);
-  return bar ? { rank: track.rank, bar } : chosen;
+  const onwards = key === "ArrowUp" && from ? data.tracks.slice(0, row).reverse() : data.tracks.slice(row + 1);
+  const track = onwards.find((each) => each.bars.length > 0);
+  const fromS = from?.bar.begun_s ?? seen.x;
+  const bar = track?.bars.find((each) => each.ended_s >= fromS) ?? track?.bars.at(-1);
+  return bar ? { rank: track.rank, bar } : from;
+}
+
+/** What a bar is, without its rank. */
+function nameOf(bar) {
+  const isOfBatch = bar.detail >= 0 && (bar.group === "pp" || !bar.group);
+  const batch = isOfBatch ? ` of micro-batch ${bar.detail}${bar.chunk > 0 ? ` in chunk ${bar.chunk}` : ""}` : "";
+  return `${bar.group ? `${bar.group} ${bar.name} #${bar.sequence}` : kindOf(bar)}${batch}, ${duration(bar.ended_s - bar.begun_s)} from ${duration(bar.begun_s)} on`;
 }
 
 function Tracks({ data, chosen, choose }) {
+  const [cursor, point] = useState(null);
   const parts = useMemo(() => partsOf(data, chosen), [data, chosen]);
   const kinds = useMemo(() => kindsOf(data), [data]);
   const height = within(ROW_PX * data.tracks.length, LEAST_PX, MOST_PX) + BOTTOM_PX;
-  const whole = { w: data.length_s, h: data.tracks.length };
-  const { canvas, seen, zoom, handlers } = usePlane({
-    whole,
-    frame: { left: LEFT_PX, bottom: BOTTOM_PX, height },
-    axes: "x",
-    least: data.length_s / 10_000,
-    paint: (ctx, view, size) => paint(ctx, data, kinds, view, chosen, parts, size),
-    picked: (place) => choose(barAt(data, place)),
-  });
-  const keyed = (event) => {
-    if (["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown"].includes(event.key)) {
-      event.preventDefault();
-      choose(moved(data, chosen, event.key));
-    } else if (event.key === "+" || event.key === "-") {
-      const x = chosen?.bar.begun_s ?? seen.x + seen.w / 2;
-      zoom(event.key === "+" ? 0.8 : 1.25, { x, y: 0 });
-    }
+  const pick = (item) => (point(null), choose(item));
+  useEffect(() => point(null), [data]);
+  const ms = (seconds) => (1000 * seconds).toPrecision(4);
+  const items = {
+    name: "operation",
+    at: (place, reachS) => barAt(data, place, reachS),
+    next: (from, key, seen) => nextBar(data, from, key, seen),
+    boxOf: ({ rank, bar }) => ({
+      x: bar.begun_s, y: data.tracks.findIndex((track) => track.rank === rank), w: bar.ended_s - bar.begun_s, h: 1,
+    }),
+    nameOf: ({ rank, bar }) => `rank ${rank}: ${nameOf(bar)}`,
   };
-  return html`<canvas ref=${canvas} class="heat" style=${{ height: `${height}px` }} tabindex="0" role="application"
-    aria-label="What ranks did in the step; arrow keys choose an operation, plus and minus zoom"
-    ...${handlers} onKeyDown=${keyed}></canvas>`;
+  const along = (key) => () => pick(nextBar(data, cursor ?? chosen, key, { x: 0 }));
+  return html`<${Plane}
+    whole=${{ w: data.length_s, h: data.tracks.length }} frame=${{ left: LEFT_PX, bottom: BOTTOM_PX, height }}
+    axes="x" least=${data.length_s / 10_000}
+    paint=${(ctx, view, size) => paint(ctx, data, kinds, view, chosen, parts, size)}
+    label=${({ x, w }) => `What ranks did in the step, from ${ms(x)} to ${ms(x + w)} ms`}
+    items=${items} cursor=${cursor} point=${point} chosen=${chosen} choose=${pick}>
+    <button onClick=${along("ArrowLeft")}>Operation before</button>
+    <button onClick=${along("ArrowRight")}>Operation after</button>
+  <//>`;
 }
 
 /** What a wait for a collective was for. */
@@ -223,13 +242,10 @@ function ofMessage(bar, other) {
 function Chosen({ data, chosen }) {
   if (!chosen) return html`<p class="quiet">Choose an operation to see its peers, and whom it waited for.</p>`;
   const { rank, bar } = chosen;
-  const where = bar.group ? `${bar.group} ${bar.name} #${bar.sequence}` : kindOf(bar);
-  const isOfBatch = bar.detail >= 0 && (bar.group === "pp" || !bar.group);
-  const batch = isOfBatch ? ` of micro-batch ${bar.detail}${bar.chunk > 0 ? ` in chunk ${bar.chunk}` : ""}` : "";
   const others = partsOf(data, chosen).filter((each) => each.rank !== rank);
   const peers = isMessage(bar) ? [] : others.map((each) => each.rank);
   return html`<p role="status">
-    <strong>Rank ${rank}</strong>: ${where}${batch}, ${duration(bar.ended_s - bar.begun_s)} from ${duration(bar.begun_s)} on${bar.is_over ? "" : ", not left"}.
+    <strong>Rank ${rank}</strong>: ${nameOf(bar)}${bar.is_over ? "" : ", not left"}.
     ${isMessage(bar) ? ofMessage(bar, others[0]?.bar) : ofCollective(rank, bar)}
     ${bar.bubble_s > 0 && ` Bubble: ${duration(bar.bubble_s)} of it another stage had its turn.`}
     ${bar.hidden_s > 0 && !isMessage(bar) && ` Before it waited, it was under way for ${duration(bar.hidden_s)}, hidden.`}
@@ -279,12 +295,12 @@ function Sums({ data }) {
 }
 
 const Legend = ({ data }) => {
-  return html`<p class="quiet legend">${kindsOf(data).map(([kind, isWork]) => html`<span><span style=${{ color: `var(${colorName(kind, isWork)})` }} aria-hidden="true">■</span> ${kind}</span> `)}</p>
+  return html`<p class="quiet legend">${kindsOf(data).map(([kind]) => html`<span><span style=${{ color: `var(${colorName(kind)})` }} aria-hidden="true">■</span> ${kind}</span> `)}</p>
     <p class="quiet">Communication in full: the rank stood still for it; paler: it waited there for a rank that began later; hatched: for another
     stage of the pipeline, a bubble; narrow: under way while the rank computed, hidden. Grey: nothing known.</p>`;
 };
 
-export function TimelineView({ name, part }) {
+export function TimelineView({ name, attempt, step }) {
   const [first, setFirst] = useState(0);
   const [data, setData] = useState(null);
   const [error, setError] = useState(null);
@@ -292,17 +308,17 @@ export function TimelineView({ name, part }) {
   useEffect(() => {
     let isOver = false;
     setChosen(null);
-    get(["jobs", name, "timeline"], { step: part, first, most: MOST }).then(
+    get(["jobs", name, "timeline"], { attempt, step, first, most: MOST }).then(
       (found) => !isOver && (setData(found), setError(null)),
       (failure) => !isOver && setError(failure),
     );
     return () => {
       isOver = true;
     };
-  }, [name, part, first]);
-  const go = (step) => navigate(`/jobs/${name}/timeline/${step}`);
-  const title = html`<h1><${Link} to="/jobs/${name}">${name}<//> step ${data ? count(data.step) : part ?? ""}</h1>`;
-  if (error) return html`${title}<${Failure} error=${error} /><p><${Link} to="/jobs/${name}/timeline">The newest step<//></p>`;
+  }, [name, attempt, step, first]);
+  const go = (to) => navigate(pathOf(name, attempt, `timeline/${to}`));
+  const title = html`<h1><${Link} to="/jobs/${name}">${name}<//> step ${data ? count(data.step) : step ?? ""}</h1>`;
+  if (error) return html`${title}<${Failure} error=${error} /><p><${Link} to=${pathOf(name, attempt, "timeline")}>The newest step<//></p>`;
   if (!data) return html`${title}<${Loading} />`;
   const at = data.steps.indexOf(data.step);
   const [before, after] = [data.steps[at - 1], data.steps[at + 1]];
@@ -311,13 +327,13 @@ export function TimelineView({ name, part }) {
     <div class="head">
       <button disabled=${before === undefined} onClick=${() => go(before)}>Step before</button>
       <button disabled=${after === undefined} onClick=${() => go(after)}>Step after</button>
+      <${AttemptChoice} name=${name} attempt=${attempt} newest=${data.newest_attempt} picture="timeline" />
       ${data.num_ranks > MOST && html`<label>Ranks from <select value=${first} onChange=${(event) => setFirst(Number(event.target.value))}>
         ${Array.from({ length: Math.ceil(data.num_ranks / MOST) }, (_, index) => html`<option value=${index * MOST}>${index * MOST}</option>`)}
       </select></label>`}
-      <span class="quiet">Ranks ${first} to ${lastRank} at ${moment(data.begun_at_s)}, ${duration(data.length_s)} in all${data.clocks_apart_s > 0 ? `; clocks were ${duration(data.clocks_apart_s)} apart` : ""}.
-        Wheel zooms, dragging moves, a double click shows all.</span>
+      <span class="quiet">Ranks ${first} to ${lastRank} at ${moment(data.begun_at_s)}, ${duration(data.length_s)} in all${data.clocks_apart_s > 0 ? `; clocks were ${duration(data.clocks_apart_s)} apart` : ""}.</span>
     </div>
-    ${data.missing.length > 0 && html`<p class="banner warn">Missing: ${data.missing.slice(0, 4).map((each) => `${each.node}: ${each.reason}`).join("; ")}</p>`}
+    ${data.missing.length > 0 && html`<p class="banner warn">Missing: ${data.missing.slice(0, 4).map((each) => (each.node ? `${each.node}: ${each.reason}` : each.reason)).join("; ")}</p>`}
     ${data.tracks.length === 0
       ? html`<${Empty} title="Nothing noted">No rank has anything of a whole step.<//>`
       : html`<section>

@@ -40,7 +40,8 @@ const TREND_COLUMNS = [
   { name: "More than chance", cell: (row) => (row.trend.is_significant ? "yes" : "no") },
 ];
 
-const NODE_COLUMNS = [
+/** What a node was like among its peers; the node's own page has all but its name. */
+export const NODE_COLUMNS = [
   { name: "Node", cell: (node) => (node.is_slow ? html`<b>${node.node_id}</b> slow` : node.node_id) },
   {
     name: "Slowest", isNumber: true,
