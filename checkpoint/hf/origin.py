@@ -30,13 +30,13 @@ def extra_of(storage: Storage, step: int) -> dict[str, Any]:
 def imported_folder(storage: Storage, step: int, job: JobSpec) -> Path | None:
     """The folder of Hugging Face that a checkpoint was imported from, or the one that its job
     began with; None where there was none. It may be gone."""
-    found = _converted_from(storage, step)
+    found = converted_from(storage, step)
     if found is None and job.checkpoint.load is not None:
         # Whatever there is to say of it, the checkpoint itself is whole.
         with suppress(OutlastError, ValueError, OSError):
             first = Storage(job.checkpoint.load)
             steps = first.committed_steps()
-            found = _converted_from(first, max(steps)) if steps else None
+            found = converted_from(first, max(steps)) if steps else None
     return found
 
 
@@ -52,6 +52,12 @@ def pattern_of_export(storage: Storage, step: int, job: JobSpec) -> Path | None:
     return found
 
 
-def _converted_from(storage: Storage, step: int) -> Path | None:
+def converted_from(storage: Storage, step: int) -> Path | None:
+    """The folder of Hugging Face that a checkpoint itself was imported from; it may be gone.
+
+    Raises:
+        CorruptCheckpointError: the checkpoint is damaged.
+        StorageUnavailableError: the store does not answer.
+    """
     named = extra_of(storage, step).get("converted_from")
     return Path(named) if isinstance(named, str) else None

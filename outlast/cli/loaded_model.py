@@ -66,10 +66,10 @@ def load_model(
 
 
 def _tokenizer_of(spec: JobSpec, storage: Storage, step: int) -> str:
-    """The tokenizer of what a job trains on, else of the folder that was imported."""
+    """The tokenizer of what a job trained on, else of the folder that was imported."""
     from contextlib import closing, suppress
 
-    from checkpoint.hf.origin import imported_folder
+    from checkpoint.hf.origin import converted_from, imported_folder
     from outlast.errors import OutlastError
     from outlast.remote.files import RemoteFiles
     from outlast.tokens.files import open_source
@@ -86,9 +86,9 @@ def _tokenizer_of(spec: JobSpec, storage: Storage, step: int) -> str:
                     return tokenizer
         if Path(name).is_dir():
             return read_manifest(Path(name)).tokenizer
+    if spec.data.tokens is None and converted_from(storage, step) is None:
+        return "byte"
     source = imported_folder(storage, step, spec)
     if source is not None and file_in(source) is not None:
         return str(source)
-    if spec.data.tokens is None and source is None:
-        return "byte"
     raise CliError("which tokenizer the model has is not known; give --tokenizer")

@@ -14,7 +14,7 @@ from outlast.errors import SettingError
 from outlast.problems import FieldProblem, shown
 from outlast.rules.data import PYTHON_STDLIB, check_tokens, wrong_with_tokens
 from outlast.rules.places import scheme_of
-from outlast.sources import Source, survey
+from outlast.sources import Source, check_first, survey
 
 if TYPE_CHECKING:
     from outlast.spec import JobSpec
@@ -74,6 +74,11 @@ def look_at_data(
         held = survey(source, spec.data.max_bytes)
     except ValueError as error:
         message = f"is {shown(source)}, which {error}; give a text file or a folder with some"
+        return [FieldProblem(field="data.source", message=message)], None
+    try:
+        check_first(held)
+    except ValueError as error:
+        message = f"is {shown(source)}, and {error}"
         return [FieldProblem(field="data.source", message=message)], None
     if held.max_bytes is not None and held.nbytes >= held.max_bytes:
         # That many tokens are a rule of the spec.

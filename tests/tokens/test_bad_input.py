@@ -50,6 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "web_pages" / "LICENSE").write_text("text " * 9000)
     (root / "picture.txt").write_bytes(bytes(range(256)) * 100)
     (root / "note.txt").write_text("short")
+    (root / "late.txt").write_bytes(b"text " * 500_000 + b"\0" + b"text " * 9000)
     return root
 
 
@@ -162,6 +163,11 @@ CASES: list[tuple[Mapping[str, object], str, str]] = [
     ),
     ({"source": "web_pages"}, "data.source", "no .py, .txt, .rst, .md among its 2 files; give"),
     ({"source": "picture.txt"}, "data.source", "is not text but a binary file.*; give a text file"),
+    (
+        {"source": "late.txt"},
+        "data.source",
+        "and .*late.txt is not text but .*byte 2,500,000 is zero; leave it out, or take",
+    ),
     ({"source": "cut.idx"}, "data.source", "an index of tokens; give it as data.tokens"),
     ({"source": "texts"}, "data.source", "is 'texts', taken as '/.*/texts', which is neither"),
     # Blends.

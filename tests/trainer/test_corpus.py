@@ -18,7 +18,7 @@ from outlast.tokens.files import open_source
 from outlast.tokens.index import read_index
 from tests.cli.running import outlast, outlast_json
 from tests.controller.processes import wait_for
-from trainer.data.corpus import run, units
+from trainer.data.corpus import run, tokenizer, units
 from trainer.data.corpus.tokenizer import load
 from trainer.data.corpus.units import documents, find_units
 
@@ -213,13 +213,49 @@ def test_one_file_has_all_processors(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (seen, done.returncode) == ([3], ExitCode.BAD_INPUT)
 
 
-def test_the_commands_prepare_and_show(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "end"),
+    [
+        ('{"eos_token": "[END]"}', 1),
+        ('{"eos_token": {"content": "[END]", "special": true}}', 1),
+        ('{"eos_token": null}', None),
+        ('{"eos_token": "elsewhere"}', None),
+        (None, None),
+    ],
+)
+def test_an_end_of_another_name_is_read_beside_the_tokenizer(
+    tmp_path: Path, config: str | None, end: int | None
+) -> None:
+    path = word_tokenizer(tmp_path, {"a": 0, "[END]": 1, "[UNK]": 2})
+    before = tokenizer.stamp(str(path)), tokenizer.digest(str(path))
+    if config is not None:
+        (tmp_path / "tokenizer_config.json").write_text(config)
+    assert tokenizer.load(str(tmp_path)).end_of_document == end
+    # A run that goes on sees the change; the tokens of both are still one tokenizer's.
+    assert (tokenizer.stamp(str(path)) == before[0]) is (config is None)
+    assert tokenizer.digest(str(path)) == before[1]
+
+
+def test_the_usual_end_of_a_document_is_before_what_ends_an_answer(tmp_path: Path) -> None:
+    word_tokenizer(tmp_path, {"<|im_end|>": 0, "<|endoftext|>": 1, "[UNK]": 2})
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    assert tokenizer.load(str(tmp_path)).end_of_document == 1
+    (tmp_path / "tokenizer_config.json").write_text('["<|im_end|>"]')
+    with pytest.raises(ValueError, match=r"tokenizer .*/tokenizer_config\.json: "):
+        tokenizer.load(str(tmp_path))
+
+
+def word_tokenizer(folder: Path, words: dict[str, int]) -> Path:
+    """A tokenizer.json of whole words."""
     tokenizers = pytest.importorskip("tokenizers", reason="test_every_document... takes bytes")
-    words = {"document": 0, "[UNK]": 1, "<|endoftext|>": 2, "naïve": 3}
-    model = tokenizers.models.WordLevel(words, unk_token="[UNK]")
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def test_the_commands_prepare_and_show(tmp_path: Path) -> None:
+    word_tokenizer(tmp_path, {"document": 0, "[UNK]": 1, "<|endoftext|>": 2, "naïve": 3})
     corpus, folder = lines(tmp_path / "a.jsonl", TEXTS), tmp_path / "out"
     arguments = ["data", "prepare", str(corpus), "--output", str(folder), "--processes", "1"]
     made = outlast_json(*arguments, "--tokenizer", str(tmp_path / "tokenizer.json"))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from checkpoint.hf.convert import import_folder
 from checkpoint.hf.export import export_folder
@@ -17,6 +19,7 @@ from checkpoint.loading import wrong_to_load
 from checkpoint.storage.storage import Storage
 from outlast.spec.parse import parse_spec
 from outlast.worker_contract import WorkerExitCode
+from tests.cli.running import outlast, outlast_json
 from tests.trainer.jobs import train
 from tests.trainer.ranks import RankPool
 from tests.trainer.resuming import make_text, spec_of, steps_of, train_and_upload
@@ -146,3 +149,24 @@ def test_what_was_padded_comes_out_without(exported: Path, tmp_path: Path) -> No
     with opened(exported, llama) as before, opened(tmp_path / "out", llama) as after:
         assert set(before) == set(after)
         assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_job_that_trained_on_bytes_is_asked_in_bytes(
+    ranks: RankPool, exported: Path, tmp_path: Path
+) -> None:
+    make_text(tmp_path)
+    folder, root = tmp_path / "hf", tmp_path / "root"
+    shutil.copytree(exported, folder)
+    (folder / "tokenizer.json").write_text("none that works")
+    import_folder(folder, Storage(str(root)))
+    spec = job(tmp_path, {}, load=str(root), model={"vocab_multiple": 1})
+    (problem,) = wrong_to_load(parse_spec(spec), str(root), Storage(str(root)))
+    assert problem.field == "data.tokens"
+    # A rank is not asked whether it may.
+    train_and_upload(ranks, tmp_path, spec, attempt=1, stop_after=2)
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(spec))
+    of_job = str(tmp_path / "store" / "job-1")
+    given = ("--spec", str(tmp_path / "job.yaml"), "--prompt", " ", "--max-tokens", "2")
+    assert outlast_json("generate", of_job, *given)["tokenizer"] == "byte"
+    # What was imported reads the ids of its own.
+    assert f"tokenizer {folder}" in outlast("generate", str(root), *given).stderr

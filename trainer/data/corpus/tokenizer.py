@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from trainer.data.corpus.tokenizer_type import ENDS, Tokenizer
 BYTE = "byte"
 # Of a folder, the first that it has.
 _FILES = ("tokenizer.json", "tokenizer.model")
+_CONFIG = "tokenizer_config.json"
 ALLOWED = (
     "byte, the path of a tokenizer.json, of a SentencePiece model or of a folder with one, "
     f"{tiktoken_encoding.PREFIX}NAME for an encoding of tiktoken's, or "
@@ -69,7 +71,8 @@ def stamp(name: str) -> tuple[tuple[int, int], ...]:
     """Sizes of the files of a tokenizer and when they were written: others are another one."""
     if name == BYTE or name.startswith(tiktoken_encoding.PREFIX):
         return ()
-    stats = [each.stat() for each in _files_of(name) if each.is_file()]
+    files = [*_files_of(name), _parted(name)[1].with_name(_CONFIG)]
+    stats = [each.stat() for each in files if each.is_file()]
     return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
 
 
@@ -107,7 +110,8 @@ def _parted(name: str) -> tuple[str | None, Path]:
 
 def _of_json(name: str, path: Path) -> Tokenizer:
     library = _opened(name, path)
-    ends = [found for each in ENDS if (found := library.token_to_id(each)) is not None]
+    named = [*ENDS, *_named_end(path)]
+    ends = [found for each in named if (found := library.token_to_id(each)) is not None]
 
     def encode(text: str) -> NDArray[Any]:
         # Training adds nothing but the end of a document.
@@ -128,6 +132,23 @@ def _of_json(name: str, path: Path) -> Tokenizer:
         encode_all=encode_all,
         decode=lambda ids: str(library.decode(list(ids))),
     )
+
+
+def _named_end(path: Path) -> list[str]:
+    """What the file beside a tokenizer.json says that a text ends with.
+
+    After the usual ones: of a model for chats it says what ends an answer.
+    """
+    beside = path.with_name(_CONFIG)
+    if path.name != _FILES[0] or not beside.is_file():
+        return []
+    try:
+        end = json.loads(beside.read_bytes()).get("eos_token")
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"tokenizer {beside}: {error}") from error
+    # Older files have all that there is to say of the token.
+    end = end.get("content") if isinstance(end, dict) else end
+    return [end] if isinstance(end, str) else []
 
 
 def _opened(name: str, path: Path) -> Any:
