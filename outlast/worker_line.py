@@ -9,8 +9,9 @@ worker by the pid that the kernel says. A message is a JSON object in a line:
     worker -> agent   {"event": "left", "attempt": A, "completed": B}
                                                          it has no part in this attempt any more
 
-A worker that has left holds no group, model or slot; what remains is the process: its imports, and
-on a GPU its context. It waits for the next contract, or for SIGKILL.
+A worker that has left has no connection to others, and nothing under way. What remains is the
+process: its imports, the memory of its model and of its slots, and on a GPU its context. It waits
+for the next contract, or for SIGKILL.
 
 What does not belong here: who is asked to leave, and when (`controller.agent.core.commands`).
 """

@@ -60,17 +60,20 @@ class Loader(Protocol):
 class InPlace:
     """Into tensors that are there, whatever is in them.
 
-    With `weights_only` what storage has of an optimizer is left there.
+    With `weights_only` what storage has of an optimizer is left there. `present` is the step in
+    host memory that the tensors hold as they are, if they do.
     """
 
     tensors: Sequence[NamedTensor]
     weights_only: bool = False
+    present: SealedStep | None = None
 
     def sealed_steps(self, folder: Path) -> list[SealedStep]:
         return restore.sealed_steps(folder, self.tensors)
 
     def load_memory(self, folder: Path, sealed: SealedStep) -> dict[str, Any]:
-        return restore.load_memory(folder, sealed, self.tensors)
+        copies = sealed != self.present
+        return restore.load_memory(folder, sealed, self.tensors, copies=copies)
 
     def load_storage(
         self,

@@ -104,9 +104,11 @@ def sealed_steps(folder: Path, tensors: Sequence[NamedTensor]) -> list[SealedSte
 
 
 def load_memory(
-    folder: Path, sealed: SealedStep, tensors: Sequence[NamedTensor]
+    folder: Path, sealed: SealedStep, tensors: Sequence[NamedTensor], *, copies: bool = True
 ) -> dict[str, object]:
     """Copy a sealed step from host memory into `tensors`; returns what was saved as `extra`.
+
+    Without `copies` the tensors stay as they are, for who has this very state in them.
 
     Every byte is compared with the slot's checksums. A slot that does not fit is refused for
     good and reported; one that was sealed a moment before the end of its agent has none, and
@@ -129,7 +131,8 @@ def load_memory(
         try:
             extra = _extra_of(slot)
             reach(CrashPoint.RESTORE_FROM_MEMORY)
-            _copy_out(slot, places, tensors)
+            if copies:
+                _copy_out(slot, places, tensors)
         except DamagedMemoryError as error:
             refuse(folder.parent, slot, error)
             raise

@@ -64,6 +64,14 @@ def prepare(
     return [SlotFile(slot_path(folder, index), index, populate=True) for index in range(num_slots)]
 
 
+def are_whole(folder: Path, table: ShardTable, num_slots: int) -> bool:
+    """Whether the slots of a rank, which were prepared once, would be taken as they are."""
+    file_bytes = slot_bytes(table.payload_bytes, table.owned_bytes)
+    return read_table(folder) == table and all(
+        _fits(folder, index, file_bytes) for index in range(num_slots)
+    )
+
+
 def _fits(folder: Path, index: int, file_bytes: int) -> bool:
     path = slot_path(folder, index)
     try:

@@ -129,6 +129,14 @@ class SlotFile:
         )
 
     @property
+    def is_in_place(self) -> bool:
+        """Whether the file of this name is still this one."""
+        try:
+            return self.path.stat().st_ino == self.inode
+        except FileNotFoundError:
+            return False
+
+    @property
     def table_digest(self) -> int:
         """Which shard table places the payload's tensors."""
         return self._words[_TABLE_DIGEST]

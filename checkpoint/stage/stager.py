@@ -16,8 +16,9 @@ the start hold then.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,12 +36,14 @@ from checkpoint.core.slots import (
     stale_slots,
 )
 from checkpoint.stage import allocation, slotfile
+from checkpoint.stage.batches import Batches
 from checkpoint.stage.bell import Bell
 from checkpoint.stage.copy_stream import Copied, CopyStream, HostCopyStream
 from checkpoint.stage.payload import NamedTensor, constants, make_table, map_tensors
 from checkpoint.stage.slotfile import Seal, SlotFile
 from outlast.clock import node_time_ns
 from outlast.crashpoints import CrashPoint, reach
+from outlast.errors import RetryableError
 
 # Copied in one call: large enough that its price does not show, small enough that who
 # changes a tensor waits for little else.
@@ -66,6 +69,7 @@ class Stager:
 
     Owned tensors come before the others. `is_replicated` says that the agent sends copies
     to another node, for which there are more slots. `copy_stream` is how tensors are copied.
+    What was copied is not sealed where `is_void` then says that it may be nothing.
 
     Raises:
         FatalError: the slots do not fit into host memory.
@@ -81,15 +85,18 @@ class Stager:
         tensors: Sequence[NamedTensor],
         is_replicated: bool = False,
         copy_stream: CopyStream | None = None,
+        is_void: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._is_void = is_void
         self.is_replicated = is_replicated
         self._copy_stream = copy_stream or HostCopyStream()
         self._rank = rank
         self._attempt = attempt
-        self._sources = [named.tensor for named in tensors]
+        sources = [named.tensor for named in tensors]
         self._layouts = [named.layout for named in tensors]
         table = make_table(rank, world_size, tensors)
-        self._digest = table.digest
+        self._table = table
+        self._folder = folder
         self._slots = allocation.prepare(
             folder,
             table,
@@ -103,9 +110,7 @@ class Stager:
         self._has_resumed = False
         self._saving: _Saving | None = None
         self._sealer: threading.Thread | None = None
-        self._batches = _batches(self._sources)
-        # Of a range of memory: the last of the batches with a tensor that lies in it.
-        self._last_within: dict[tuple[int, int], int] = {}
+        self._batches = Batches(sources, BATCH_BYTES)
 
     @property
     def newest_sealed(self) -> int:
@@ -201,8 +206,7 @@ class Stager:
     def move(self, sources: Sequence[Tensor]) -> None:
         """`rebind` for a caller who knows that each is as the one in its place before."""
         self.finish()
-        self._sources = list(sources)
-        self._last_within.clear()
+        self._batches.move(sources)
 
     def order_behind(self) -> None:
         """Let whatever is computed from now on come after the copies of the last save.
@@ -223,7 +227,7 @@ class Stager:
         saving = self._saving
         if saving is None:
             return
-        last = self._last_copy_within(tensor)
+        last = self._batches.last_within(tensor)
         if last >= 0:
             saving.copies[last].wait_before_write()
 
@@ -245,6 +249,28 @@ class Stager:
         self._saving = self._sealer = None
         if saving.error is not None:
             raise saving.error
+
+    def leave(self) -> None:
+        """Give the attempt up: nothing of it is on its way any more."""
+        with contextlib.suppress(Exception):
+            self.finish()
+
+    def rejoin(self, attempt: int, tensors: Sequence[NamedTensor]) -> bool:
+        """Go on in another attempt with these tensors, which are as those before.
+
+        False where they are not, or others have replaced the slots: then nothing has changed.
+        """
+        is_same = [named.layout for named in tensors] == self._layouts
+        are_there = bool(self._slots) and all(slot.is_in_place for slot in self._slots)
+        if not (is_same and are_there):
+            return False
+        # Whoever finds one damaged puts it out of the way for it to be made anew.
+        if not allocation.are_whole(self._folder, self._table, len(self._slots)):
+            return False
+        self.move([named.tensor for named in tensors])
+        self._attempt = attempt
+        self._has_resumed = False
+        return True
 
     def close(self) -> None:
         """Unmap the slots; they stay for the next attempt."""
@@ -312,8 +338,8 @@ class Stager:
         self._copy_stream.begin()
         with torch.no_grad():
             views = self._views[saving.slot.index]
-            for batch in self._batches:
-                saving.copies.append(self._copy_stream.copy(self._sources[batch], views[batch]))
+            for batch, sources in self._batches:
+                saving.copies.append(self._copy_stream.copy(sources, views[batch]))
                 reach(CrashPoint.SLOT_HALF_COPIED)
 
     def _seal_beside_training(self, saving: _Saving) -> None:
@@ -330,6 +356,8 @@ class Stager:
             # is the one to wait for: each time that this thread wakes, training may have to wait.
             for copied in reversed(saving.copies):
                 copied.wait()
+            if self._is_void():
+                raise RetryableError(f"step {saving.step} was given up while it was copied")
             self._seal(saving)
         except BaseException as error:  # noqa: BLE001  # `finish` raises it
             saving.error = error
@@ -344,7 +372,7 @@ class Stager:
                     rank=self._rank,
                     attempt=self._attempt,
                     step=saving.step,
-                    table_digest=self._digest,
+                    table_digest=self._table.digest,
                     sealed_at_ns=node_time_ns(),
                     upload=saving.upload,
                     replica=saving.replica,
@@ -359,22 +387,6 @@ class Stager:
         if saving.upload is UploadState.WANTED:
             self._withdraw_older(saving.step)
 
-    def _last_copy_within(self, tensor: Tensor) -> int:
-        """Of the batches with tensors in this one's memory, the last to be copied; -1: none."""
-        begin = tensor.data_ptr()
-        end = begin + tensor.nbytes
-        if (begin, end) not in self._last_within:
-            self._last_within[begin, end] = max(
-                (
-                    index
-                    for index, batch in enumerate(self._batches)
-                    for source in self._sources[batch]
-                    if source.data_ptr() < end and begin < source.data_ptr() + source.nbytes
-                ),
-                default=-1,
-            )
-        return self._last_within[begin, end]
-
     def _withdraw_older(self, step: int) -> None:
         """Storage has no use for a step that still waits when a newer one is wanted."""
         for slot in self._slots:
@@ -386,15 +398,3 @@ class Stager:
                     slot.set_upload(UploadState.NONE)
                     reach(CrashPoint.UPLOAD_WITHDRAWN)
                 slot.unlock()
-
-
-def _batches(tensors: Sequence[Tensor]) -> list[slice]:
-    """Consecutive tensors of about `BATCH_BYTES` together; a larger one is alone."""
-    batches: list[slice] = []
-    begin, nbytes = 0, 0
-    for index, tensor in enumerate(tensors):
-        if index > begin and nbytes + tensor.nbytes > BATCH_BYTES:
-            batches.append(slice(begin, index))
-            begin, nbytes = index, 0
-        nbytes += tensor.nbytes
-    return [*batches, slice(begin, len(tensors))] if tensors else []

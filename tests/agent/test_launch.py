@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,32 @@ def test_assignment_holds_what_a_worker_must_know(tmp_path: Path) -> None:
     assert first.memory_dir.is_dir()
     assert first.log_path.parent == tmp_path / "state" / "jobs" / "job" / "a3"
     assert parse_spec(json.loads(first.spec_json)).name == "job"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("sections", "lives_on"),
+    [
+        ({}, False),
+        ({"recovery": {"heal": True}}, True),
+        ({"recovery": {"heal": True}, "workload": {"command": ["train.py"]}}, False),
+    ],
+)
+def test_ranks_that_live_on_have_a_line_to_their_agent(
+    tmp_path: Path, device: str, sections: dict[str, Any], lives_on: bool
+) -> None:
+    command = start_command(1)
+    document = json.loads(command.start_workers.spec_json) | sections
+    command.start_workers.spec_json = json.dumps(document)
+    made = launch.make_launches(
+        config(tmp_path),
+        command,
+        device=device,
+        rendezvous_fd=9,
+        requested_ns=0,
+        agent_line="the line",
+    )
+    assert {one.contract.agent_line for one in made} == {"the line" if lives_on else ""}
 
 
 def test_every_rank_saves_and_only_the_node_of_rank_0_commits(tmp_path: Path) -> None:

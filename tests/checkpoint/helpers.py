@@ -68,6 +68,7 @@ def make_stager(
     world_size: int = 1,
     attempt: int = 1,
     copy_stream: CopyStream | None = None,
+    is_void: Callable[[], bool] = lambda: False,
 ) -> Stager:
     return Stager(
         memory / memory_folder(rank),
@@ -76,6 +77,7 @@ def make_stager(
         world_size=world_size,
         tensors=tensors,
         copy_stream=copy_stream,
+        is_void=is_void,
     )
 
 

@@ -17,6 +17,7 @@ import torch
 from checkpoint.core.names import memory_folder
 from checkpoint.restore.restore import SealedStep, load_memory, sealed_steps
 from checkpoint.stage import copy_stream as stream_module
+from checkpoint.stage import slotfile
 from checkpoint.stage import stager as stage
 from checkpoint.stage.copy_stream import ThreadCopyStream, copy_stream_for
 from checkpoint.stage.payload import NamedTensor
@@ -225,6 +226,75 @@ def test_what_was_not_copied_to_the_end_is_no_step(
         stager.finish(0.1)
     # As another process finds it after a kill.
     assert steps(tmp_path, tensors) == [1]
+
+
+def test_what_was_aborted_while_it_was_copied_is_no_step(
+    tmp_path: Path, tensors: list[NamedTensor], copy_stream: GatedCopyStream
+) -> None:
+    """A device that is freed ends its work with whatever there is by then."""
+    is_void = threading.Event()
+    stager = make_stager(
+        tmp_path, tensors, copy_stream=copy_stream, is_void=lambda: is_void.is_set()
+    )
+    copy_stream.let(len(tensors))
+    save(stager, 1)
+    stager.finish(20.0)
+    save(stager, 2)
+    is_void.set()
+    copy_stream.let(len(tensors))
+    stager.leave()
+    assert steps(tmp_path, tensors) == [1]
+
+
+def test_a_stager_goes_on_in_another_attempt(
+    tmp_path: Path, tensors: list[NamedTensor], copy_stream: GatedCopyStream
+) -> None:
+    copy_stream.let(1000)
+    stager = make_stager(tmp_path, tensors, copy_stream=copy_stream)
+    for step in (1, 2):
+        save(stager, step)
+    stager.leave()
+    others = make_tensors(7)
+    assert stager.rejoin(2, others)
+    stager.resumed(1)
+    assert steps(tmp_path, tensors) == [1]
+    save(stager, 2)
+    stager.finish(20.0)
+    found = sealed_steps(tmp_path / FOLDER, tensors)
+    assert [(sealed.step, sealed.attempt) for sealed in found] == [(2, 2), (1, 1)]
+    into = make_tensors(0)
+    load_memory(tmp_path / FOLDER, found[0], into)
+    assert same_bits(into, others)
+
+
+def test_slots_that_others_have_replaced_are_not_gone_on_with(
+    tmp_path: Path, tensors: list[NamedTensor], copy_stream: GatedCopyStream
+) -> None:
+    copy_stream.let(1000)
+    stager = make_stager(tmp_path, tensors, copy_stream=copy_stream)
+    save(stager, 1)
+    stager.leave()
+    assert not stager.rejoin(2, tensors[:-1])
+    path = slotfile.slot_path(tmp_path / FOLDER, 0)
+    path.with_name("other").write_bytes(path.read_bytes())
+    path.with_name("other").rename(path)
+    assert not stager.rejoin(2, tensors)
+    path.unlink()
+    assert not stager.rejoin(2, tensors)
+
+
+def test_what_others_find_damaged_is_made_anew(
+    tmp_path: Path, tensors: list[NamedTensor], copy_stream: GatedCopyStream
+) -> None:
+    copy_stream.let(1000)
+    stager = make_stager(tmp_path, tensors, copy_stream=copy_stream)
+    save(stager, 1)
+    stager.leave()
+    assert stager.rejoin(2, tensors)
+    (tmp_path / FOLDER / slotfile.TABLE_FILE).unlink()
+    assert not stager.rejoin(3, tensors)
+    stager.close()
+    assert not stager.rejoin(3, tensors)
 
 
 def test_a_slot_whose_save_failed_can_be_used_again(

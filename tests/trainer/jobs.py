@@ -282,7 +282,12 @@ def train_with_line(
     """As `train`, with an agent that may ask the rank to leave and to join."""
     (folder / "port").write_text(str(context.port))
     code, states = worked(context, folder, spec, 1, agent_line=agent_line)
-    return {"code": code, "state": digest_of(states[-1:]), "pid": os.getpid()}
+    return {
+        "code": code,
+        "state": digest_of(states[-1:]),
+        "pid": os.getpid(),
+        "models": len({id(state.flat) for state in states}),
+    }
 
 
 def lose_a_peer(
@@ -293,6 +298,18 @@ def lose_a_peer(
         worker.Stager = _failing_at(3)
     code, _ = worked(context, folder, spec, 1, agent_line=agent_line)
     return {"code": code, "pid": os.getpid()}
+
+
+def lose_a_peer_and_the_device(
+    context: RankContext, folder: Path, spec: dict[str, Any], agent_line: str
+) -> dict[str, Any]:
+    """As `lose_a_peer`, and the others' device is of no use then."""
+
+    def broken(device: str) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    worker.settle = broken
+    return lose_a_peer(context, folder, spec, agent_line)
 
 
 def digest_of(states: list[TrainState]) -> str:

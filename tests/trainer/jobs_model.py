@@ -34,8 +34,8 @@ from trainer.parallel.pipeline import MicroBatch, PipelineEngine, Sentences
 from trainer.parallel.tensor import TensorParallel, column_linear
 from trainer.parallel.vocab import vocab_loss
 from trainer.parallel.zero import DataParallel
+from trainer.worker.body import sharding_of
 from trainer.worker.configure import gpt_config, zero_config
-from trainer.worker.state import sharding_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from trainer.model.parameters import FlatParameters
 from trainer.parallel.comm import Comm
 from trainer.parallel.mesh import Mesh
 from trainer.worker import configure
-from trainer.worker.state import TrainState, build_chunks, sharding_of
+from trainer.worker.body import build_chunks, sharding_of
+from trainer.worker.state import TrainState
 
 
 def staged_tensors(spec: JobSpec, rank: int) -> list[NamedTensor]:

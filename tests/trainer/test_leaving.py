@@ -18,7 +18,12 @@ from outlast.worker_contract import WorkerContract, WorkerExitCode
 from outlast.worker_line import Join, Leave
 from tests.contracts import contract_of
 from tests.trainer.agent_lines import DEADLINE_S, AgentLines
-from tests.trainer.jobs import lose_a_peer, train, train_with_line
+from tests.trainer.jobs import (
+    lose_a_peer,
+    lose_a_peer_and_the_device,
+    train,
+    train_with_line,
+)
 from tests.trainer.ranks import RankPool
 from tests.trainer.resuming import curve, make_text, spec_of, steps_of
 
@@ -45,8 +50,9 @@ def lines() -> Iterator[AgentLines]:
         (2, {"dp": 2}),
         (4, {"tp": 2, "pp": 2}),
         (4, {"dp": 2, "pp": 2, "zero": {"level": 2}}),
+        (4, {"dp": 2, "tp": 2, "zero": {"level": 3}}),
     ],
-    ids=["dp", "tp-pp", "dp-pp-zero2"],
+    ids=["dp", "tp-pp", "dp-pp-zero2", "dp-tp-zero3"],
 )
 def test_ranks_that_leave_and_join_train_on_bitwise_in_the_same_processes(
     ranks: RankPool,
@@ -74,6 +80,8 @@ def test_ranks_that_leave_and_join_train_on_bitwise_in_the_same_processes(
     training.join(DEADLINE_S)
     assert [result["pid"] for result in results] == pids
     assert [result["code"] for result in results] == [WorkerExitCode.DONE] * world_size
+    # In the memory of the first attempt.
+    assert [result["models"] for result in results] == [1] * world_size
     assert [each["state"] for each in results] == [each["state"] for each in expected]
     # One step at most is done twice, and in the same way; none after a stop that was planned.
     first, second, third = ([*steps_of(pieces, attempt, 0)] for attempt in (1, 2, 3))
@@ -101,6 +109,15 @@ def test_a_rank_that_loses_a_peer_leaves_unasked_and_ends_with_its_agent(
     assert failed["code"] == WorkerExitCode.FAILED
     assert json.loads((folder / "a1-rank-1.error.json").read_text())
     assert "lost" in (folder / "a1-rank-0.error.json").read_text().lower()
+
+
+def test_a_rank_whose_device_is_broken_is_made_anew(
+    ranks: RankPool, folder: Path, lines: AgentLines
+) -> None:
+    spec = spec_of(folder, steps=STEPS, parallel={"dp": 2})
+    results = ranks.run(lose_a_peer_and_the_device, 2, folder, spec, lines.address)
+    assert {result["code"] for result in results} == {WorkerExitCode.FAILED}
+    assert "CUDA error" in (folder / "a1-rank-0.error.json").read_text()
 
 
 def begun(

@@ -117,6 +117,21 @@ def test_a_moment_is_told_when_the_device_has_passed_it_and_not_before(device: D
     assert told == [WALL_NS + ms * 1_000_000 for ms in (3, 7, 7)]
 
 
+def test_moments_of_a_step_that_was_given_up_are_not_told(device: Device) -> None:
+    moments = _late(device)
+    told: list[int] = []
+    device.give(3.0)
+    moments.stamp(told.append)
+    device.give(4.0)
+    moments.forget()
+    moments.finish()
+    assert told == []
+    device.give(1.0)
+    moments.stamp(told.append)
+    moments.finish()
+    assert told == [WALL_NS + 8_000_000]
+
+
 def test_events_are_used_again(device: Device) -> None:
     made: list[FakeEvent] = []
 

@@ -88,10 +88,12 @@ def _mesh(layout: Layout, device: str) -> Mesh:
 
 
 def test_what_cuda_is_told_follows_from_the_job() -> None:
-    assert cuda_environment(bitwise=False, pipelined=False).keys() == {
+    assert cuda_environment(bitwise=False, pipelined=False, lives_on=False).keys() == {
         "CUBLAS_WORKSPACE_CONFIG",
         "CUDA_DEVICE_MAX_CONNECTIONS",
     }
-    found = cuda_environment(bitwise=True, pipelined=True)
+    found = cuda_environment(bitwise=True, pipelined=True, lives_on=True)
     assert found["CUDA_MODULE_LOADING"] == "EAGER"
     assert found["TORCHINDUCTOR_DETERMINISTIC"] == "1"
+    # torch's own threads leave it to the rank to end what has failed.
+    assert found["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"

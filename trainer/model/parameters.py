@@ -213,6 +213,16 @@ class FlatParameters:
             if self.level == 0:
                 self.publish(part)
 
+    def forget(self) -> None:
+        """Be as if just made, but for what buffers hold that stay: a step was given up."""
+        for part in self.parts:
+            if self.level == 3:
+                drop_memory(part.all_values)
+            if self.level >= 2:
+                drop_memory(part.all_grads)
+        for parameter in self.parameters.values() if self.moves_grads else ():
+            parameter.grad = None
+
     def publish(self, part: Part) -> None:
         """Give the model the own part of the optimizer's weights."""
         if self.has_master:

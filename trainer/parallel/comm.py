@@ -239,11 +239,23 @@ class BackendComm(Comm):
         timeline: Timeline,
     ) -> None:
         super().__init__(group=group, ranks=ranks, index=index)
+        self._timeline = timeline
+        self.connect(backend, recorder)
+
+    def connect(self, backend: Any, recorder: Recorder) -> None:
+        """Go on over another backend, as a group that has just been made."""
         self._backend = backend
         self._recorder = recorder
-        self._timeline = timeline
+        self.bytes_sent = 0
+        self.waited_ns = 0
+        self.in_flight_ns = 0
         self._num_in_flight = 0
         self._in_flight_since_ns = 0
+
+    def disconnect(self) -> None:
+        """Let go of the backend, whose connections end with it. Nothing may be asked until
+        `connect`."""
+        self._backend = None
 
     def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         out = rows.new_empty((sum(received), *rows.shape[1:]))

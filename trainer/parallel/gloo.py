@@ -16,6 +16,7 @@ messages of several operations under way never take each other's place.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from trainer.parallel.comm import (
     Exchange,
     Pending,
     PendingReduce,
+    Recorder,
     Waited,
     check_parts,
     is_same_memory,
@@ -47,7 +49,9 @@ _MANY_MEMBERS = 8
 class GlooComm(BackendComm):
     """Collectives as direct exchanges, summed in group order."""
 
-    _num_exchanges = 0
+    def connect(self, backend: Any, recorder: Recorder) -> None:
+        super().connect(backend, recorder)
+        self._num_exchanges = 0
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         with self.waiting(Op.ALL_REDUCE):

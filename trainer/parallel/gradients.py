@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -118,12 +119,18 @@ class GradientReducer:
         self._under_way: deque[_Reduction] = deque()
         self._reduced: set[Part] = set()
         self._observer: Callable[[Tensor], None] | None = None
+        self._hooks: list[Any] = []
         if dp.size > 1 or flat.moves_grads:
             for part in flat.parts:
                 for name in part.bucket.slices:
                     hook = partial(self._accumulated, part, name)
-                    # torch's stubs leave this method untyped.
-                    flat.parameters[name].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                    parameter: Any = flat.parameters[name]
+                    self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def detach(self) -> None:
+        """Hear no more of gradients."""
+        for hook in self._hooks:
+            hook.remove()
 
     def observe(self, observer: Callable[[Tensor], None] | None) -> None:
         """Show every flat gradient to `observer` right before it is reduced."""

@@ -20,10 +20,10 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 
 from outlast.blackbox import Group
 from outlast.layout import Coordinate, Layout
-from trainer.parallel.comm import Comm, Recorder
+from trainer.parallel.comm import BackendComm, Comm, Recorder
 from trainer.parallel.gloo import GlooComm
 from trainer.parallel.gloo_network import GlooNetwork
-from trainer.parallel.nccl import NcclComm
+from trainer.parallel.nccl import NcclComm, abort
 from trainer.parallel.timeline import HostTimeline, Timeline, timeline_of
 from trainer.parallel.weight_gradients import WeightGradients
 
@@ -54,6 +54,8 @@ class Mesh:
     ep: Comm
     expert_dp: Comm
     cp: Comm
+    joined: tuple[tuple[str, BackendComm], ...] = ()
+    """Those with other members, in the order in which they connect, with their names."""
     timeline: Timeline = field(default_factory=HostTimeline)
     weight_gradients: WeightGradients = field(default_factory=WeightGradients)
 
@@ -86,6 +88,20 @@ class Mesh:
     @property
     def _expert_comms(self) -> dict[Group, tuple[Comm, ...]]:
         return {Group.EP: (self.ep,), Group.EXPERT_DP: (self.expert_dp,)}
+
+    def abort(self) -> None:
+        """End what a device waits for with other ranks; its groups are of no use then.
+
+        On a CPU nothing is done: there an operation fails as its connections end.
+        """
+        abort(comm for _, comm in self.joined)
+
+    def disconnect(self) -> None:
+        """Let go of all groups' backends, until `rejoin`."""
+        # What waits for a device's moments has parts in what was under way.
+        self.timeline.forget()
+        for _, comm in self.joined:
+            comm.disconnect()
 
     def fold(self, row: Tensor, combine: Callable[[Tensor], Tensor]) -> Tensor:
         """`row` of every rank, combined over tp, then dp, then pp.
@@ -121,15 +137,9 @@ def build_mesh(
     `gloo_interface` is the network interface for gloo, "" for the host's default.
     """
     timeline = timeline_of(device)
+    timeout = timedelta(seconds=timeout_s)
     joiner = _Joiner(
-        layout,
-        rank,
-        store,
-        device,
-        timedelta(seconds=timeout_s),
-        recorder,
-        timeline,
-        gloo_interface=gloo_interface,
+        rank, store, device, timeout, recorder, timeline, gloo_interface=gloo_interface
     )
     tp = joiner.join(Group.TP, layout.group_of("tp", rank))
     dp = joiner.join(Group.DP, layout.group_of("dp", rank))
@@ -151,8 +161,35 @@ def build_mesh(
         ep=joiner.join(Group.EP, layout.group_of("ep", rank)),
         expert_dp=dp if layout.ep == 1 else joiner.join_holders(layout),
         cp=joiner.join(Group.CP, layout.group_of("cp", rank)),
+        joined=tuple(joiner.joined),
         timeline=timeline,
     )
+
+
+def rejoin(
+    mesh: Mesh,
+    *,
+    store: Store | None,
+    timeout_s: float,
+    recorder: Recorder,
+    gloo_interface: str = "",
+) -> None:
+    """Connect the groups of a mesh anew, for another attempt of the same layout.
+
+    Others may build theirs meanwhile. The parameters are as in `build_mesh`.
+    """
+    timeout = timedelta(seconds=timeout_s)
+    joiner = _Joiner(
+        mesh.rank,
+        store,
+        mesh.device,
+        timeout,
+        recorder,
+        mesh.timeline,
+        gloo_interface=gloo_interface,
+    )
+    for name, comm in mesh.joined:
+        comm.connect(joiner.backend(name, comm.index, comm.size), recorder)
 
 
 class _Joiner:
@@ -160,7 +197,6 @@ class _Joiner:
 
     def __init__(
         self,
-        layout: Layout,
         rank: int,
         store: Store | None,
         device: torch.device,
@@ -175,6 +211,7 @@ class _Joiner:
         self._timeout = timeout
         self._recorder = recorder
         self._timeline = timeline
+        self.joined: list[tuple[str, BackendComm]] = []
         self._network: GlooNetwork | None = None
         if device.type != "cuda" and store is not None:
             self._network = GlooNetwork(store, timeout=timeout, interface=gloo_interface)
@@ -187,23 +224,26 @@ class _Joiner:
         index = ranks.index(self._rank)
         if len(ranks) == 1:
             return Comm(group=group, ranks=ranks, index=index)
-        if self._store is None:
-            raise ValueError(f"{group.name} group {ranks} needs a rendezvous store")
         name = f"{group.name.lower()}{name}-{ranks[0]}-{ranks[-1]}"
-        if self._network is not None:
-            backend: Any = self._network.join(name, index, len(ranks))
-            kind: type[GlooComm] | type[NcclComm] = GlooComm
-        else:
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = self._timeout
-            store = PrefixStore(f"{name}/", self._store)
-            backend = dist.ProcessGroupNCCL(store, index, len(ranks), options)
-            kind = NcclComm
-        return kind(
-            backend,
+        kind = NcclComm if self._network is None else GlooComm
+        comm = kind(
+            self.backend(name, index, len(ranks)),
             group=group,
             ranks=ranks,
             index=index,
             recorder=self._recorder,
             timeline=self._timeline,
         )
+        self.joined.append((name, comm))
+        return comm
+
+    def backend(self, name: str, index: int, size: int) -> Any:
+        """That of the group which its members call so."""
+        if self._store is None:
+            raise ValueError(f"the group {name} of {size} needs a rendezvous store")
+        if self._network is not None:
+            return self._network.join(name, index, size)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = self._timeout
+        store = PrefixStore(f"{name}/", self._store)
+        return dist.ProcessGroupNCCL(store, index, size, options)

@@ -11,7 +11,9 @@ process group, but the order of streams is what only two GPUs could show.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from torch import distributed as dist
 from outlast.blackbox import Op
 from trainer.parallel.comm import (
     BackendComm,
+    Comm,
     Departure,
     Exchange,
     Pending,
@@ -92,11 +95,19 @@ class NcclComm(BackendComm):
     def exchange_now(self, incoming: Sequence[Tensor], outgoing: Sequence[Tensor]) -> Pending:
         """Receive from and send to every peer, as one operation of the device."""
         self._backend._start_coalescing()
-        for peer in self.peers:
-            self.post_recv(incoming[peer], peer, 0)
-            self.post_send(outgoing[peer], peer, 0)
-        work: Pending = self._backend._end_coalescing()
+        try:
+            for peer in self.peers:
+                self.post_recv(incoming[peer], peer, 0)
+                self.post_send(outgoing[peer], peer, 0)
+        finally:
+            # NCCL counts groups of calls by thread: whatever this one does later would be in it.
+            work: Pending = self._backend._end_coalescing()
         return work
+
+    @property
+    def backend(self) -> Any:
+        """torch's process group."""
+        return self._backend
 
     def _under_way(self, work: Pending, op: Op, num_bytes: int) -> _Work:
         self.bytes_sent += num_bytes
@@ -104,6 +115,25 @@ class NcclComm(BackendComm):
 
     def _others_share(self, tensor: Tensor) -> int:
         return tensor.nbytes * (self.size - 1) // self.size
+
+
+def abort(comms: Iterable[Comm]) -> None:
+    """End what the device and this process wait for in these groups, which are of no use then.
+
+    What is under way ends with whatever its tensors hold by then. All communicators are aborted at
+    once, each by a thread: one that is aborted before another may wait for the kernels of that one
+    (pytorch/pytorch#119797), and torch aborts in threads of its own, outside of any group of calls.
+
+    Raises:
+        RuntimeError: NCCL cannot.
+    """
+    backends = [comm.backend for comm in comms if isinstance(comm, NcclComm)]
+    if not backends:
+        return
+    with ThreadPoolExecutor(len(backends), thread_name_prefix="abort") as threads:
+        aborted = [threads.submit(backend.abort) for backend in backends]
+    for each in aborted:
+        each.result()
 
 
 class _Work:

@@ -46,6 +46,9 @@ class Timeline(Protocol):
         """The host stands still until the device has done what it was given."""
         ...
 
+    def forget(self) -> None:
+        """Of moments that are still to come nobody wants to know."""
+
     def stamp(self, note: Note) -> None:
         """Let `note` have the moment at which all work given so far is done, in node time."""
 
@@ -62,6 +65,9 @@ class HostTimeline:
 
     is_async = False
     is_waited_for = False
+
+    def forget(self) -> None:
+        """None is still to come."""
 
     def stamp(self, note: Note) -> None:
         note(node_time_ns())
@@ -91,6 +97,11 @@ class DeviceTimeline:
         self._spare: list[Event] = []
         self._pending: deque[tuple[Event, Note]] = deque()
         self._known = new_event()
+        self.forget()
+
+    def forget(self) -> None:
+        self.is_waited_for = False
+        self._pending.clear()
         self._known.record()
         self._known.synchronize()
         self._known_ns = node_time_ns()

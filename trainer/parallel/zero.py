@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from trainer.model.buckets import EMBEDDING_NORM
 from trainer.model.gpt import GptChunk
@@ -119,10 +120,17 @@ class DataParallel:
             wire=config.wire,
             done=self._weights_used,
         )
+        self._hooks: list[RemovableHandle] = []
         self._units = [_Units.of(flat.parts, chunk, module) for chunk, module in enumerate(chunks)]
         if flat.level:
             for chunk, module in enumerate(chunks):
                 self._watch(chunk, module)
+
+    def detach(self) -> None:
+        """Let the chunks and their parameters be; another one may take them over."""
+        self._gradients.detach()
+        for hook in self._hooks:
+            hook.remove()
 
     def prefetch(self) -> None:
         """Launch what the next forward pass needs first."""
@@ -197,11 +205,15 @@ class DataParallel:
         units = self._units[chunk]
         for position, part in enumerate(units.blocks):
             block = module.get_submodule(part.bucket.unit)
-            block.register_forward_pre_hook(partial(self._enter_block, part, position))
-            block.register_forward_hook(partial(self._leave_block, part, position))
+            enter, leave = (
+                partial(each, part, position) for each in (self._enter_block, self._leave_block)
+            )
+            self._hooks.append(block.register_forward_pre_hook(enter))
+            self._hooks.append(block.register_forward_hook(leave))
         if units.output:
             # The norm before the output layer is the first that needs its bucket.
-            module.norm.register_forward_pre_hook(lambda *_: self._ensure(units.output))
+            ensure = partial(self._ensure_output, units.output)
+            self._hooks.append(module.norm.register_forward_pre_hook(ensure))
 
     def _start(self, parts: Sequence[Part]) -> None:
         for part in parts:
@@ -210,6 +222,9 @@ class DataParallel:
     def _ensure(self, parts: Sequence[Part]) -> None:
         for part in parts:
             self.weights.ensure(part)
+
+    def _ensure_output(self, parts: Sequence[Part], *_: Any) -> None:
+        self._ensure(parts)
 
     def _release(self, chunk: int) -> None:
         for part in self._units[chunk].all:

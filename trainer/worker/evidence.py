@@ -11,6 +11,8 @@ from pathlib import Path
 
 from outlast.worker_contract import flight_recorder
 
+# Set by an earlier attempt of this process.
+_ours: dict[str, str] = {}
 # Of <sys/prctl.h>.
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
@@ -28,4 +30,5 @@ def allow_stack_dumps() -> None:
 def arm_flight_recorder(folder: Path) -> None:
     """Have NCCL groups made from now on record into `folder`; what the user has set stays."""
     for name, value in flight_recorder(folder).items():
-        os.environ.setdefault(name, value)
+        if os.environ.get(name) in (None, _ours.get(name)):
+            os.environ[name] = _ours[name] = value

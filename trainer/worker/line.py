@@ -3,6 +3,10 @@
 A thread listens, because the one that trains may be waiting for a rank that is gone. To free it,
 another ends the connections of this process, so that every operation under way fails. A rank that
 is to complete its step first has nothing under way when it leaves.
+
+What a GPU waits for with others is aborted first. It ends then as if it had come, with whatever its
+tensors hold: who reads a number from the device, or keeps what it computed, asks `check`, or
+`is_void`, behind that.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import contextlib
 import queue
 import socket
 import threading
+from collections.abc import Callable
 
 from outlast.worker_contract import WorkerContract
 from outlast.worker_line import (
@@ -22,6 +27,7 @@ from outlast.worker_line import (
     from_worker,
     read_from_agent,
 )
+from trainer.parallel.comm import PeerLostError
 from trainer.parallel.connections import EndedConnections
 
 # A connection that is made just now is ended by the next look.
@@ -45,6 +51,10 @@ class AgentLine:
         # Ends connections while this rank leaves, and until it joins another attempt.
         self._ending: threading.Thread | None = None
         self._beginning = threading.Lock()
+        # Of what a device has under way with others; None where there is none, or no more.
+        self._abort: Callable[[], None] | None = None
+        self._abort_error: RuntimeError | None = None
+        self._is_void = False
         self._contracts: queue.SimpleQueue[WorkerContract | None] = queue.SimpleQueue()
         self._socket: socket.socket | None = None
         threading.Thread(
@@ -66,6 +76,38 @@ class AgentLine:
         """Whether the agent has asked this rank to leave once the present step is complete."""
         return self._stopping.is_set()
 
+    @property
+    def is_void(self) -> bool:
+        """Whether what a device computed with others may be nothing, as that was aborted."""
+        return self._is_void
+
+    def check(self) -> None:
+        """Behind what other ranks have a part in.
+
+        Raises:
+            PeerLostError: it may have come to nothing.
+        """
+        if self._is_void:
+            raise PeerLostError("this rank leaves its attempt")
+
+    def holds(self, abort: Callable[[], None]) -> None:
+        """From now on, until this rank has left, `abort` ends what its device has under way."""
+        with self._beginning:
+            self._abort = abort
+            if self._ending is not None:
+                self._abort_held()
+
+    def abort(self) -> None:
+        """End what the device of this rank has under way; there is nothing more to come of it.
+
+        Raises:
+            RuntimeError: that failed, now or before.
+        """
+        with self._beginning:
+            self._abort_held()
+        if self._abort_error is not None:
+            raise self._abort_error
+
     def trains(self) -> None:
         """From now on there is a step to complete; before, there is nothing to wait for."""
         self._trains.set()
@@ -75,6 +117,8 @@ class AgentLine:
         with self._beginning:
             if self._ending is not None:
                 return
+            # Before its connections, which NCCL uses while it aborts.
+            self._abort_held()
             connections = EndedConnections()
             # Before this rank lets go of them: its peers are not to see that yet.
             connections.look()
@@ -106,7 +150,18 @@ class AgentLine:
                 self._ending = None
             self._joining.clear()
             self._has_left.clear()
+            self._is_void = False
         return contract
+
+    def _abort_held(self) -> None:
+        abort, self._abort = self._abort, None
+        if abort is None:
+            return
+        self._is_void = True
+        try:
+            abort()
+        except RuntimeError as error:
+            self._abort_error = error
 
     def _listen(self, address: str) -> None:
         try:

@@ -89,7 +89,9 @@ class TrainLoop:
         skipped: Sequence[StepRange] = (),
         replay: Replay | None = None,
         stop_requested: Callable[[], bool],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
+        """`check` raises where numbers that a device gives may have come to nothing."""
         self._state = state
         self._spec = state.spec
         self._mesh = state.mesh
@@ -98,6 +100,9 @@ class TrainLoop:
         self._skipped = skipped
         self._replay = replay
         self._stop_requested = stop_requested
+        self._check = check
+        # The step whose state the tensors hold; None while they change.
+        self.present_step: int | None = None
         settings = state.spec.checkpoint
         self._plan = SavePlan(
             storage_interval_steps=settings.storage_interval_steps,
@@ -280,6 +285,7 @@ class TrainLoop:
 
     def _update(self, step: int, learning_rate: float, grad_norm: float, scale: float) -> None:
         state = self._state
+        self.present_step = None
         clip_gradients(state.flat, grad_norm, self._spec.optimizer.clip_grad_norm, scale=scale)
         # Skipped steps have left the moments as they were, and do not count.
         skipped = num_skipped(self._skipped, step)
@@ -290,6 +296,7 @@ class TrainLoop:
             changes=self._saver.wait_before_write,
             updated=state.data_parallel.updated,
         )
+        self.present_step = step
 
     def _agree(self, loss: Tensor, scale: float) -> Agreed:
         return self._agree_on(squared_norm_share(self._state.flat, self._mesh), loss, scale)
@@ -338,6 +345,7 @@ class TrainLoop:
         """The numbers of `row`, for which the host waits."""
         self._await_device()
         numbers: list[float] = row.tolist()
+        self._check()
         return numbers
 
     def _await_device(self, timeout_s: float | None = None) -> None:

@@ -32,41 +32,38 @@ from torch.distributed import (  # type: ignore[attr-defined]  # re-exports
 
 from checkpoint.memory_check import check_host_memory
 from checkpoint.replicas.placing import placement_of
-from checkpoint.restore.fetching import await_fetched
-from checkpoint.restore.loaders import InPlace
 from checkpoint.restore.peers import Peers
-from checkpoint.restore.restore import Node
-from checkpoint.restore.resume import OtherJob, Sources, restore
 from checkpoint.restore.storage_prefetch import StoragePrefetch
 from checkpoint.stage.copy_stream import copy_stream_for
 from checkpoint.stage.payload import NamedTensor
 from checkpoint.stage.slotfile import TABLE_FILE, read_table
 from checkpoint.stage.stager import Stager
 from outlast.blackbox import Phase, StartMark, Writer, open_black_box
-from outlast.chosen import must_start_at
 from outlast.clock import node_time_ns
 from outlast.crashpoints import CrashPoint, reach
 from outlast.spec import JobSpec
 from outlast.worker_contract import (
     GLOO_INTERFACE,
     STOP_SIGNAL,
-    EnvironmentField,
     WorkerContract,
     WorkerExitCode,
 )
 from trainer.data.node import NodeLoader
 from trainer.parallel.comm import PeerLostError
 from trainer.parallel.hosts import join_hosts
-from trainer.parallel.mesh import Mesh, build_mesh
+from trainer.parallel.mesh import Mesh, build_mesh, rejoin
 from trainer.recovery.replay import Replay
 from trainer.worker import evidence, warmup
 from trainer.worker.assignment import Assignment, expected_by
-from trainer.worker.device import set_up_device
+from trainer.worker.body import build_body
+from trainer.worker.device import set_up_device, settle
+from trainer.worker.kept import Kept
 from trainer.worker.line import AgentLine
 from trainer.worker.loop import TrainLoop
 from trainer.worker.programs import log_to
-from trainer.worker.reports import write_error, write_whole
-from trainer.worker.state import TrainState, build_state, environment
+from trainer.worker.reports import write_error
+from trainer.worker.restoring import restore_state
+from trainer.worker.state import TrainState, build_state
 
 
 @dataclass(slots=True)
@@ -89,9 +86,10 @@ def run(contract: WorkerContract) -> int:
     # full collection visits it all and copies each page it shares: 0.1 s, several times.
     gc.freeze()
     line = _line_of(contract)
+    kept = Kept()
     listening = contract.rendezvous_fd
     while True:
-        code = _take_part(contract, line)
+        code = _take_part(contract, line, kept)
         if code is not None:
             return code
         assert line is not None
@@ -108,7 +106,7 @@ def _line_of(contract: WorkerContract) -> AgentLine | None:
     return AgentLine(contract.agent_line, attempt=contract.attempt)
 
 
-def _take_part(contract: WorkerContract, line: AgentLine | None) -> int | None:
+def _take_part(contract: WorkerContract, line: AgentLine | None, kept: Kept) -> int | None:
     """One attempt; the exit code, or None when this rank has left it and may join another."""
     stop = _Stop()
     try:
@@ -116,7 +114,7 @@ def _take_part(contract: WorkerContract, line: AgentLine | None) -> int | None:
         box = open_black_box(contract)
         box.mark(StartMark.FORKED, parsed.forked_at_ns)
         evidence.allow_stack_dumps()
-        code = _train(parsed, box, stop, line)
+        code = _train(parsed, box, stop, line, kept)
         # Of a stop that all ranks agreed on, those lived on that are not told to end.
         lives_on = code == WorkerExitCode.STOPPED and not stop.requested
         if line is None or not line.is_open or not lives_on:
@@ -126,9 +124,7 @@ def _take_part(contract: WorkerContract, line: AgentLine | None) -> int | None:
         may_stay = line is not None and line.is_open
         is_asked = line is not None and line.is_leaving
         if not is_asked:
-            traceback.print_exc()
-            sys.stderr.flush()
-            write_error(contract.error_path, error)
+            _report(contract, error)
         if not (may_stay and (is_asked or isinstance(error, PeerLostError))):
             return WorkerExitCode.FAILED
         assert line is not None
@@ -136,9 +132,21 @@ def _take_part(contract: WorkerContract, line: AgentLine | None) -> int | None:
         completed = False
     # Behind the handler, so that nothing of the attempt is left: its frames were the error's.
     signal.signal(STOP_SIGNAL, signal.SIG_DFL)
-    gc.collect()
+    try:
+        line.abort()
+        settle(contract.device)
+        kept.leave(contract.attempt, is_void=line.is_void)
+    except RuntimeError as error:
+        _report(contract, error)
+        return WorkerExitCode.FAILED
     line.left(completed=completed)
     return None
+
+
+def _report(contract: WorkerContract, error: Exception) -> None:
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    write_error(contract.error_path, error)
 
 
 def _patience_s(contract: WorkerContract) -> float:
@@ -151,27 +159,25 @@ def _timeout_s(spec: JobSpec) -> float:
     return max(spec.recovery.first_step_timeout_s, 2 * spec.recovery.hang_timeout_s)
 
 
-def _train(assignment: Assignment, box: Writer, stop: _Stop, line: AgentLine | None) -> int:
+def _train(
+    assignment: Assignment, box: Writer, stop: _Stop, line: AgentLine | None, kept: Kept
+) -> int:
     spec = assignment.spec
+    kept.prepare(assignment)
     _check_host_memory(assignment)
     device = _set_up_torch(assignment)
     box.phase(Phase.GROUPS)
     prefetch = _begin_reading(assignment)
     timeout_s = _timeout_s(spec)
     store = _rendezvous(assignment, timeout_s)
-    interface = os.environ.get(GLOO_INTERFACE, "").partition(",")[0]
-    mesh = build_mesh(
-        spec.layout,
-        assignment.rank,
-        store=store,
-        device=device,
-        timeout_s=timeout_s,
-        recorder=box,
-        tied_embeddings=spec.model.tied_embeddings,
-        gloo_interface=interface,
-    )
+    mesh = _join(assignment, kept, device, store, timeout_s, box)
+    if line is not None and device.type == "cuda":
+        line.holds(mesh.abort)
     box.mark(StartMark.GROUPS_READY)
-    state = build_state(spec, mesh, assignment.data_dir, _node_loader(assignment))
+    body = kept.body or build_body(spec, mesh)
+    kept.keep(mesh, body)
+    state = build_state(spec, mesh, assignment.data_dir, _node_loader(assignment), body)
+    kept.lends_to(state.data_parallel)
     box.mark(StartMark.MODEL_READY)
     box.expect(expected_by(assignment.spec_json, mesh.at.pp, on_gpu=device.type == "cuda"))
     join = partial(
@@ -180,9 +186,9 @@ def _train(assignment: Assignment, box: Writer, stop: _Stop, line: AgentLine | N
         assignment.world_size,
         store=store,
         recorder=box,
-        gloo_interface=interface,
+        gloo_interface=_interface(),
     )
-    saver, resumed_step = _resume(assignment, state, box, prefetch, join)
+    saver, resumed_step = _resume(assignment, state, box, prefetch, join, line, kept)
     if warmup.is_needed(mesh):
         warmup.warm_up(state, resumed_step + 1)
 
@@ -197,7 +203,9 @@ def _train(assignment: Assignment, box: Writer, stop: _Stop, line: AgentLine | N
         skipped=assignment.skipped,
         replay=_replay(assignment, state, box),
         stop_requested=lambda: stop.requested or (line is not None and line.is_stopping),
+        check=(lambda: None) if line is None else line.check,
     )
+    kept.follow(loop)
     done = loop.run(resumed_step)
     box.phase(Phase.FINISHED)
     return WorkerExitCode.DONE if done else WorkerExitCode.STOPPED
@@ -234,29 +242,87 @@ def _resume(
     box: Writer,
     prefetch: StoragePrefetch,
     join: Callable[[], Peers],
+    line: AgentLine | None,
+    kept: Kept,
 ) -> tuple[Stager, int]:
     """Load what the attempt begins with; returns what saves from now on, and the step loaded."""
     box.phase(Phase.RESTORE)
     reach(CrashPoint.RESTORE_BEGUN)
     tensors = state.named_tensors()
-    resumed_step = _restore(assignment, state, tensors, prefetch, join)
+    check = (lambda: None) if line is None else line.check
+    present = kept.take_present()
+    resumed_step = restore_state(assignment, state, tensors, prefetch, join, check, present)
     if resumed_step < state.spec.steps:
         # The first batch is read while host memory is mapped.
         state.data.train.prepare(resumed_step + 1)
-    saver = Stager(
-        assignment.memory_dir,
-        rank=assignment.rank,
-        attempt=assignment.attempt,
-        world_size=assignment.world_size,
-        tensors=tensors,
-        is_replicated=_is_replicated(assignment),
-        copy_stream=copy_stream_for(state.mesh.device, ranks_here=len(assignment.node_ranks)),
-    )
+    saver = _saver(assignment, state.mesh.device, tensors, line, kept)
     reach(CrashPoint.RESTORED)
     saver.resumed(resumed_step)
     box.resumed(resumed_step)
     box.mark(StartMark.RESTORED)
     return saver, resumed_step
+
+
+def _saver(
+    assignment: Assignment,
+    device: torch.device,
+    tensors: Sequence[NamedTensor],
+    line: AgentLine | None,
+    kept: Kept,
+) -> Stager:
+    """What saves this rank's state: that of the attempt before, where its slots will do."""
+    is_replicated = _is_replicated(assignment)
+    saver = kept.saver
+    if saver is not None:
+        if saver.is_replicated == is_replicated and saver.rejoin(assignment.attempt, tensors):
+            return saver
+        kept.saver = None
+        saver.close()
+    kept.saver = Stager(
+        assignment.memory_dir,
+        rank=assignment.rank,
+        attempt=assignment.attempt,
+        world_size=assignment.world_size,
+        tensors=tensors,
+        is_replicated=is_replicated,
+        copy_stream=copy_stream_for(device, ranks_here=len(assignment.node_ranks)),
+        is_void=lambda: line is not None and line.is_void,
+    )
+    return kept.saver
+
+
+def _join(
+    assignment: Assignment,
+    kept: Kept,
+    device: torch.device,
+    store: Store | None,
+    timeout_s: float,
+    box: Writer,
+) -> Mesh:
+    """This rank's groups, connected for this attempt."""
+    if kept.mesh is not None:
+        rejoin(
+            kept.mesh,
+            store=store,
+            timeout_s=timeout_s,
+            recorder=box,
+            gloo_interface=_interface(),
+        )
+        return kept.mesh
+    return build_mesh(
+        assignment.spec.layout,
+        assignment.rank,
+        store=store,
+        device=device,
+        timeout_s=timeout_s,
+        recorder=box,
+        tied_embeddings=assignment.spec.model.tied_embeddings,
+        gloo_interface=_interface(),
+    )
+
+
+def _interface() -> str:
+    return os.environ.get(GLOO_INTERFACE, "").partition(",")[0]
 
 
 def _replay(assignment: Assignment, state: TrainState, box: Writer) -> Replay | None:
@@ -312,84 +378,3 @@ def _rendezvous(assignment: Assignment, timeout_s: float) -> Store | None:
         master_listen_fd=os.dup(listening) if is_master and listening is not None else None,
     )
     return PrefixStore(f"a{assignment.attempt}/", store)
-
-
-def _check_same_data(state: TrainState) -> None:
-    """Raise ValueError on every rank alike unless all read the same text."""
-    mesh = state.mesh
-    number = int(state.data.digest[:15], 16)
-    row = torch.tensor([number, -number], dtype=torch.int64, device=mesh.device)
-    smallest, minus_largest = mesh.fold(row, lambda rows: rows.amin(dim=0)).tolist()
-    if smallest != -minus_largest:
-        raise ValueError(
-            f"{state.data.name} holds other text or tokens on different nodes; "
-            f"here its digest is {state.data.digest}"
-        )
-
-
-def _restore(
-    assignment: Assignment,
-    state: TrainState,
-    tensors: Sequence[NamedTensor],
-    prefetch: StoragePrefetch,
-    join: Callable[[], Peers],
-) -> int:
-    mesh: Mesh = state.mesh
-    _check_same_data(state)
-    await_fetched(assignment.memory_dir, assignment.spec.recovery.first_step_timeout_s)
-    sources = Sources(
-        memory_dir=assignment.memory_dir,
-        own=prefetch,
-        committed_step=assignment.committed_step,
-        skipped=assignment.skipped,
-        chosen=assignment.chosen,
-        only_step=must_start_at(assignment.chosen, assignment.attempt),
-        other=_other_job(assignment, tensors),
-        join=join,
-        node=Node(folder=assignment.memory_dir.parent, ranks=frozenset(assignment.node_ranks)),
-        # What is left of a start's time is for loading.
-        patience_s=assignment.spec.recovery.first_step_timeout_s / 2,
-    )
-    restored = restore(InPlace(tensors), mesh, sources)
-    at = mesh.at
-    who = f"rank {mesh.rank} (pp {at.pp}, dp {at.dp}, tp {at.tp}), attempt {assignment.attempt}"
-    if restored is None:
-        state.initialise()
-        print(f"{who}: training from the beginning", flush=True)
-        changes: list[str] = []
-    else:
-        print(f"{who}: training on after step {restored.step}, from {restored.source}", flush=True)
-        changes = state.apply_extra(restored.extra)
-    state.data_parallel.refresh()
-    if mesh.rank == 0:
-        for line in state.data.left_out:
-            print(f"data: {line}", flush=True)
-    # Equal bits are promised for an equal environment only: what it is goes to the controller,
-    # and so do checkpoints that should have been loaded.
-    document = {
-        EnvironmentField.ENVIRONMENT: environment(mesh.device),
-        EnvironmentField.CHANGES: changes,
-        EnvironmentField.LEFT_OUT: state.data.left_out,
-        EnvironmentField.NUM_SAMPLES: state.data.num_samples,
-        EnvironmentField.SKIPPED: () if restored is None else restored.skipped,
-    }
-    write_whole(assignment.environment_path, document)
-    return 0 if restored is None else restored.step
-
-
-def _other_job(assignment: Assignment, tensors: Sequence[NamedTensor]) -> OtherJob | None:
-    """The checkpoints of another job to begin with: a person's choice, else the spec's."""
-    spec, choice = assignment.spec, assignment.chosen[-1:]
-    for each in choice:
-        if each.url:
-            step = None if each.url_step < 0 else each.url_step
-            return OtherJob(url=each.url, step=step, last_step=spec.steps, is_chosen=True)
-    if spec.checkpoint.load is None:
-        return None
-    weights = InPlace(tensors, weights_only=True) if spec.checkpoint.load_weights_only else None
-    return OtherJob(
-        url=spec.checkpoint.load,
-        step=spec.checkpoint.load_step,
-        last_step=spec.steps,
-        weights=weights,
-    )

@@ -22,7 +22,6 @@ from torch import Tensor
 from checkpoint.core.ownership import Copies, Held, owned
 from checkpoint.stage.payload import NamedTensor
 from outlast.section import Section
-from outlast.sizing.partition import stage_parts
 from outlast.spec import JobSpec
 from outlast.spec.saved import described
 from trainer.core import schedule as schedules
@@ -32,7 +31,7 @@ from trainer.model.carried import carried_rows
 from trainer.model.config import GptConfig
 from trainer.model.facts import ParameterFacts
 from trainer.model.gpt import GptChunk
-from trainer.model.parameters import FlatParameters, Sharding
+from trainer.model.parameters import FlatParameters
 from trainer.optim.adamw import FlatAdamW
 from trainer.optim.lamb import FlatLamb
 from trainer.optim.loss_scale import LossScale
@@ -43,10 +42,14 @@ from trainer.parallel.mesh import Mesh
 from trainer.parallel.pipeline import PipelineEngine
 from trainer.parallel.zero import DataParallel
 from trainer.worker import configure
+from trainer.worker.body import Body, build_body
 from trainer.worker.feeding import Feeding, open_data
-from trainer.worker.meter import PeakMemory, StepMeter
+from trainer.worker.meter import StepMeter
 
-_NCCL_CHOICES = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")
+_NCCL_CHOICES = (
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE"),
+    *("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,21 +203,19 @@ class TrainState:
 
 
 def build_state(
-    spec: JobSpec, mesh: Mesh, data_dir: Path, node_loader: NodeLoader | None = None
+    spec: JobSpec,
+    mesh: Mesh,
+    data_dir: Path,
+    node_loader: NodeLoader | None = None,
+    body: Body | None = None,
 ) -> TrainState:
-    """Build the rank's model and its surroundings; values are not initialised yet.
+    """Build what moves the rank's model, and that too, unless an earlier attempt has.
 
     Raises:
         ValueError: the data cannot feed this model.
     """
-    memory = PeakMemory(mesh.device)
-    config = configure.gpt_config(spec)
-    chunks = build_chunks(spec, config, mesh)
-    flat = FlatParameters(
-        chunks,
-        tp_size=mesh.tp.size,
-        sharding=sharding_of(mesh, spec.parallel.zero.level),
-    )
+    body = body or build_body(spec, mesh)
+    flat, chunks = body.flat, body.chunks
     data_parallel = DataParallel(
         flat,
         chunks,
@@ -222,15 +223,16 @@ def build_state(
         configure.zero_config(spec),
         sequence_parallel=splits_sequence(spec, mesh),
     )
-    meter = StepMeter(mesh.comms, memory, mesh.timeline, data_parallel)
-    train_engine, eval_engine = _engines(spec, config, mesh, chunks, (meter, data_parallel))
+    meter = StepMeter(mesh.comms, body.memory, mesh.timeline, data_parallel)
+    hooks = (meter, data_parallel)
+    train_engine, eval_engine = _engines(spec, body.config, mesh, chunks, hooks)
     data = open_data(spec, mesh, data_dir, node_loader)
     return TrainState(
         spec=spec,
         mesh=mesh,
         flat=flat,
         data_parallel=data_parallel,
-        optimizer=configure.optimizer(spec, flat, mesh),
+        optimizer=body.optimizer,
         learning_rate=configure.learning_rate(spec),
         loss_scale=configure.loss_scale(spec),
         meter=meter,
@@ -238,28 +240,6 @@ def build_state(
         eval_engine=eval_engine,
         data=data,
     )
-
-
-def sharding_of(mesh: Mesh, level: int) -> Sharding:
-    """What of a rank's parameters is its own to update."""
-    return Sharding(
-        level=level,
-        index=mesh.dp.index,
-        count=mesh.dp.size,
-        divided=(mesh.expert_dp.index, mesh.expert_dp.size),
-    )
-
-
-def build_chunks(spec: JobSpec, config: GptConfig, mesh: Mesh) -> list[GptChunk]:
-    """This stage's parts of the model, in model order."""
-    parts = stage_parts(
-        config.layers,
-        stage=mesh.at.pp,
-        num_stages=mesh.layout.pp,
-        num_chunks=spec.parallel.virtual_stages,
-        given=spec.parallel.layer_split,
-    )
-    return [GptChunk(config, mesh, part) for part in parts]
 
 
 def _engines(

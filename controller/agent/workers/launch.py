@@ -138,7 +138,7 @@ def make_launches(
     spec = json.loads(start.spec_json)
     layout = _layout(spec["parallel"])
     nodes = rank_nodes(start)
-    lives_on = is_healed(spec, device)
+    lives_on = is_healed(spec)
     launches = []
     for local_rank, rank in enumerate(start.ranks):
         paths = WorkerFiles.below(attempt_dir, rank)
@@ -170,14 +170,11 @@ def _layout(parallel: Mapping[str, int]) -> Layout:
     return Layout(tp=parallel["tp"], pp=parallel["pp"], dp=replicas)
 
 
-def is_healed(spec: Mapping[str, Any], device: str) -> bool:
-    """Whether ranks leave an attempt and live on for the next one.
-
-    Not yet on GPUs, whose communicators would have to be aborted.
-    """
+def is_healed(spec: Mapping[str, Any]) -> bool:
+    """Whether ranks leave an attempt and live on for the next one."""
     is_asked_for = bool(spec.get("recovery", {}).get("heal"))
     is_script = spec.get("workload", {}).get("command") is not None
-    return is_asked_for and device == "cpu" and not is_script
+    return is_asked_for and not is_script
 
 
 def _contract(
