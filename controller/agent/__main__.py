@@ -56,6 +56,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--image", default="", help="the image of jobs that this agent runs in, if it is not ours"
     )
+    parser.add_argument(
+        "--topology",
+        default="",
+        metavar="DOMAIN/DOMAIN",
+        help="where the node stands, outermost first, as in block-1/rack-7: jobs get nodes that "
+        "are near to each other",
+    )
     parser.add_argument("--otlp-endpoint", default="", metavar="URL", help="export logs there")
     parser.add_argument("--log-format", choices=[*LogFormat], default=LogFormat.PRETTY)
     # For tests: handed to the standby process as they are; another module of checks; a node that
@@ -87,6 +94,7 @@ def parse(arguments: list[str] | None) -> AgentConfig:
         state_bytes=given.state_mib << 20,
         state_age_s=given.state_days * 86_400.0,
         image=given.image,
+        topology=given.topology,
         cgroups=not given.no_cgroups,
         log_format=LogFormat(given.log_format),
         otlp_endpoint=given.otlp_endpoint,

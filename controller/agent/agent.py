@@ -115,7 +115,7 @@ class Agent:
         self._host = Host(folders, self._emit, running, oom_kills, max_log_bytes=most_bytes)
         self._pruning = Pruning.of(config)
         self._metrics_address = ""
-        self._capacity = NodeCapacity(config.memory_dir, image=config.image)
+        self._capacity = NodeCapacity.of(config)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then leave nothing behind."""

@@ -79,6 +79,8 @@ class AgentConfig:
     """Since an attempt last wrote there; what is older is deleted."""
     image: str = ""
     """The job's image that this agent runs in; "" for the image of the agents."""
+    topology: str = ""
+    """Where the node stands, as "block-1/rack-7"; "" where nobody says that."""
     cgroups: bool = True
     """Give each worker a cgroup of its own where this node permits it."""
     log_format: LogFormat = LogFormat.PRETTY

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import assert_never
 
-from controller.core import incidents, misfit, nodes, searching
+from controller.core import incidents, misfit, nodes, searching, topology
 from controller.core.attempt_record import AttemptRecord
 from controller.core.changes import AttemptPut
 from controller.core.context import Context
@@ -35,15 +35,46 @@ def fill_places(ctx: Context, job: JobRecord, kept: frozenset[NodeId] = frozense
             _place(ctx, job, free.pop(node_id))
             unchecked.append(node_id)
         places.append(node_id if node is not None or node_id in unchecked else None)
-    for place, node_id in enumerate(places):
-        if node_id is None and free:
-            chosen = next(iter(free))
-            _place(ctx, job, free.pop(chosen))
-            places[place] = chosen
-            unchecked.append(chosen)
+    for place, chosen in _chosen(ctx, job, places, free.values()):
+        _place(ctx, job, free.pop(chosen))
+        places[place] = chosen
+        unchecked.append(chosen)
     if not job.plan.preflight:
         unchecked = []
     return ctx.put(replace(job, nodes=tuple(places), unchecked=tuple(unchecked)))
+
+
+def _chosen(
+    ctx: Context,
+    job: JobRecord,
+    places: Sequence[NodeId | None],
+    free: Iterable[NodeRecord],
+) -> list[tuple[int, NodeId]]:
+    """Which free nodes take which of the places that are free, as far as there are any."""
+    left = [place for place, node_id in enumerate(places) if node_id is None]
+    if len(left) == len(places):
+        standing = [(node.node, node.path) for node in free]
+        return list(zip(left, topology.compact(standing, len(left)), strict=False))
+    classes: dict[bool, list[topology.Standing]] = {True: [], False: []}
+    for node in free:
+        classes[node.state is NodeState.STANDBY].append((node.node, node.path))
+    nearest = topology.Nearest([*classes.values()])
+    paths = [_path_at(ctx, node_id) for node_id in places]
+    found: list[tuple[int, NodeId]] = []
+    for place in left:
+        # The node that was here before says best where the next should stand, if it is known.
+        lost = _path_at(ctx, job.nodes[place])
+        path = next(filter(None, (lost, paths[place - 1] if place else (), *paths)), ())
+        chosen = nearest.take(path)
+        if chosen is not None:
+            found.append((place, chosen))
+            paths[place] = ctx.state.nodes[chosen].path
+    return found
+
+
+def _path_at(ctx: Context, node_id: NodeId | None) -> topology.Path:
+    node = None if node_id is None else ctx.state.nodes.get(node_id)
+    return () if node is None else node.path
 
 
 def start(ctx: Context, job: JobRecord, reason: str) -> None:

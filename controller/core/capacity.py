@@ -32,6 +32,8 @@ class Capacity:
     host_memory_free_bytes: int = 0
     # The job's image that its agent runs in, "" for the image of the agents.
     image: str = ""
+    # Where it stands, such as "block-1/rack-7"; "" where nobody says that.
+    topology: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,8 @@ class NodeView:
     blames_host: bool = True
     # Why others want nothing new on the host, "" when they do not mind.
     closed: str = ""
+    # Where its host stands, as the cluster says.
+    topology: str = ""
     late_since_s: float = 0.0
 
 

@@ -7,6 +7,7 @@ that is silent or gone is lost is decided in `losses`.
 from __future__ import annotations
 
 from controller.core import attempts, jobs, leaving, losses, nodes, spares
+from controller.core.capacity import Capacity
 from controller.core.changes import NodeForgotten
 from controller.core.context import Context, NodeView
 from controller.core.effects import Alert
@@ -20,6 +21,7 @@ from controller.core.node_events import (
     NodeForgetRequested,
     NodeJoined,
     NodeLeft,
+    NodeLocated,
     NodeReleased,
     NodeReplaced,
     NodeUncordonRequested,
@@ -48,7 +50,9 @@ MAX_SUPERSEDED = 4
 def joined(ctx: Context, event: NodeJoined) -> None:
     """An agent is here, with the truth about its node."""
     before = ctx.view(event.node)
-    ctx.node_views[event.node] = NodeView(connected=True, closed=before.closed)
+    ctx.node_views[event.node] = NodeView(
+        connected=True, closed=before.closed, topology=before.topology
+    )
     ctx.silent.pop(event.node, None)
     ctx.saw(event.node)
     if event.predecessor:
@@ -94,7 +98,7 @@ def _put_joined(ctx: Context, known: NodeRecord | None, event: NodeJoined) -> No
             workers=event.workers,
             replica_port=event.replica_port,
             replica_token=event.replica_token,
-            capacity=event.capacity,
+            capacity=_at(event.capacity, ctx.view(event.node).topology),
         )
     )
     if node.state is NodeState.RETIRED:
@@ -123,6 +127,24 @@ def _drop_starts(ctx: Context, node_id: NodeId) -> list[JobId]:
 def closed(ctx: Context, event: NodeClosed) -> None:
     ctx.view(event.node).closed = event.reason
     ctx.saw(event.node)
+
+
+def located(ctx: Context, event: NodeLocated) -> None:
+    """The cluster knows better than an agent where its host stands."""
+    view, node = ctx.view(event.node), ctx.state.nodes.get(event.node)
+    view.topology = event.topology
+    if node is None and view == NodeView():
+        # A host of the cluster that has gone, and never had an agent.
+        del ctx.node_views[event.node]
+    elif node is not None and node.capacity is not None:
+        ctx.put(replace(node, capacity=replace(node.capacity, topology=event.topology)))
+
+
+def _at(capacity: Capacity | None, topology: str) -> Capacity | None:
+    """What a node has, with what the cluster says of its place, if it says that."""
+    if capacity is None or not topology:
+        return capacity
+    return replace(capacity, topology=topology)
 
 
 def released(ctx: Context, event: NodeReleased) -> None:
@@ -177,8 +199,12 @@ def forget_requested(ctx: Context, event: NodeForgetRequested) -> None:
     nodes.close_commands(ctx, event.node, "the node is forgotten", keep_stops=False)
     nodes.drop_from_jobs(ctx, event.node)
     ctx.record(NodeForgotten(node=event.node))
+    # Its host is still there, and where it stands is told once.
+    where = ctx.view(event.node).topology
     for table in (ctx.node_views, ctx.quiet, ctx.silent):
         table.pop(event.node, None)
+    if where:
+        ctx.view(event.node).topology = where
 
 
 def why_not_forgotten(ctx: Context, node_id: NodeId) -> str:

@@ -51,6 +51,7 @@ from controller.core.node_events import (
     NodeJoined,
     NodeLate,
     NodeLeft,
+    NodeLocated,
     NodeLost,
     NodeReleased,
     NodeReplaced,
@@ -136,9 +137,14 @@ class Machine:
         old = self._ctx
         old.state.become(state)
         node_views = {
-            node: NodeView(gone=view.gone, blames_host=view.blames_host, closed=view.closed)
+            node: NodeView(
+                gone=view.gone,
+                blames_host=view.blames_host,
+                closed=view.closed,
+                topology=view.topology,
+            )
             for node, view in old.node_views.items()
-            if view.gone or view.closed
+            if view.gone or view.closed or view.topology
         }
         self._ctx = Context(
             settings=old.settings,
@@ -306,6 +312,8 @@ class Machine:
                 losses.back(ctx, event)
             case NodeClosed():
                 fleet.closed(ctx, event)
+            case NodeLocated():
+                fleet.located(ctx, event)
             case NodeReleased():
                 fleet.released(ctx, event)
             case NodeReplaced():

@@ -133,6 +133,14 @@ class NodeClosed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLocated:
+    """Where the cluster says that a node's host stands: see `topology`."""
+
+    node: NodeId
+    topology: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReleased:
     """The cluster wants a node back that nobody needs; ignored when somebody does."""
 
@@ -209,6 +217,7 @@ NodeEvent = (
     | NodeGone
     | NodeBack
     | NodeClosed
+    | NodeLocated
     | NodeReleased
     | NodeReplaced
     | NodeCordonRequested

@@ -15,6 +15,7 @@ from controller.core.accounting import NOTHING_YET, Account
 from controller.core.capacity import NOTHING_NEEDED, Capacity, NodeNeed, image_of
 from controller.core.kinds import Action, Cause, EvidenceKind, NonFiniteAgain, Rung, Wanted
 from controller.core.states import TERMINAL, IncidentState, JobState, NodeState
+from controller.core.topology import Path, parsed
 from outlast.chosen import ChosenStart
 from outlast.failures import FailureClass
 from outlast.ids import Attempt, IncidentId, JobId, NodeId
@@ -275,6 +276,11 @@ class NodeRecord:
     replica_token: str = ""
     # None from an agent that does not say.
     capacity: Capacity | None = None
+
+    @property
+    def path(self) -> Path:
+        """Where it stands, as far as that is known."""
+        return () if self.capacity is None else parsed(self.capacity.topology)
 
     @property
     def image(self) -> str:

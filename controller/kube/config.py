@@ -10,6 +10,7 @@ from controller.kube.conditions import COMMON, ClosingCondition
 from outlast.ids import NAME_PATTERN
 
 NVIDIA_GPU = "nvidia.com/gpu"
+ZONE = "topology.kubernetes.io/zone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,8 @@ class KubeConfig:
     """Merged into the manifest of each pod: selectors, tolerations, volumes, resources."""
     closing_conditions: tuple[ClosingCondition, ...] = COMMON
     """Conditions by which others say that a host is broken: nothing new comes there."""
+    topology_labels: tuple[str, ...] = (ZONE,)
+    """Labels of hosts that say where they stand, outermost first."""
     config_file: Path | None = None
     """A kubeconfig; None for the pod's own service account, else the default kubeconfig."""
     agent_options: tuple[str, ...] = ()

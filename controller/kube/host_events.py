@@ -10,11 +10,19 @@ a moment wipes it out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from controller.core.node_events import NodeBack, NodeClosed, NodeEvent, NodeGone, NodesAwaited
+from controller.core.node_events import (
+    NodeBack,
+    NodeClosed,
+    NodeEvent,
+    NodeGone,
+    NodeLocated,
+    NodesAwaited,
+)
 from controller.core.states import AWAY
+from controller.core.topology import of_labels
 from controller.kube.conditions import ClosingCondition, fault_of
 from controller.kube.observed import Pod
 from controller.kube.quarantine import closed_by_others, evicted_by_others
@@ -39,11 +47,15 @@ class HostEvents:
         fleet: str,
         tolerations: tuple[Mapping[str, object], ...],
         closing: tuple[ClosingCondition, ...],
+        topology_labels: tuple[str, ...],
     ) -> None:
-        """`closing` are the conditions of hosts by which others close them."""
+        """`closing` are the conditions of hosts by which others close them; `topology_labels`
+        name the domains in which a host stands."""
         self._fleet = fleet
         self._tolerations = tolerations
         self._closing = closing
+        self._topology_labels = topology_labels
+        self._located: dict[NodeId, NodeLocated] = {}
         # Hosts of this cluster that were ever seen: of others, agents started by hand, the
         # cluster knows nothing.
         self._known: dict[NodeId, None] = {}
@@ -54,7 +66,7 @@ class HostEvents:
     def events(self, view: View) -> list[NodeEvent]:
         """What must be reported to the machine now."""
         self._known.update(dict.fromkeys(view.hosts))
-        events: list[NodeEvent] = []
+        events: list[NodeEvent] = [*self._moved(view)]
         for name, node in view.nodes.items():
             if node.state in AWAY or name not in self._known:
                 self._gone.pop(name, None)
@@ -83,6 +95,20 @@ class HostEvents:
         """Whether, by the last look, nothing spoke against a new place on a node."""
         closed = self._closed.get(name)
         return name not in self._gone and (closed is None or not closed.reason)
+
+    def _moved(self, view: View) -> Iterator[NodeLocated]:
+        """Hosts, of nodes that may be still to come, whose labels say something new."""
+        for name, host in view.hosts.items():
+            located = NodeLocated(node=name, topology=of_labels(host.labels, self._topology_labels))
+            if located != self._located.get(name, NodeLocated(node=name, topology="")):
+                self._located[name] = located
+                yield located
+        # A node that is lost stood there, and another one takes its place near to it.
+        for name in [each for each in self._located if each not in view.hosts]:
+            node = view.nodes.get(name)
+            if node is None or node.state in AWAY:
+                del self._located[name]
+                yield NodeLocated(node=name, topology="")
 
     def _tell_gone(self, name: NodeId, loss: _Loss | None, view: View) -> list[NodeEvent]:
         reported = self._gone.get(name)

@@ -63,6 +63,7 @@ class Host:
     """By type; Ready is not among them."""
     unschedulable: bool = False
     taints: tuple[Taint, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str]
 
 
@@ -126,6 +127,7 @@ def read_host(document: Json) -> Host:
             )
             for taint in spec.get("taints") or ()
         ),
+        labels=cast(Mapping[str, str], metadata.get("labels") or {}),
         annotations=cast(Mapping[str, str], metadata.get("annotations") or {}),
     )
 

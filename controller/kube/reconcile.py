@@ -54,7 +54,7 @@ class Reconciler:
         self._fleet = f"{config.namespace}/{config.fleet}"
         tolerations = objects.tolerations(config)
         closing = config.closing_conditions
-        self._host_events = HostEvents(self._fleet, tolerations, closing)
+        self._host_events = HostEvents(self._fleet, tolerations, closing, config.topology_labels)
         self._quarantines = Quarantines(
             self._fleet, tolerations, closing=closing, probe_s=config.patience.probe_s
         )

@@ -115,11 +115,14 @@ def _draw_modes(random: Random) -> dict[str, str]:
 
 
 def _with_misfits(random: Random, shape: Shape) -> Shape:
-    """Two kinds of nodes, and a job that fits few or none of them.
+    """Two kinds of nodes in two racks, and a job that fits few or none of them.
 
     What it needs may be known beforehand or be found out when it starts.
     """
-    capacities = tuple(random.choice((_SMALL, _LARGE)) for _ in range(shape.num_nodes))
+    capacities = tuple(
+        replace(random.choice((_SMALL, _LARGE)), topology=f"block/rack-{number % 2}")
+        for number in range(shape.num_nodes)
+    )
     memory_bytes = random.choice((100, 2000)) * _GIB
     is_known = random.random() < 0.5
     plan = make_plan(random, random.choice((1, 2, 4)), shape.workers_per_node, 100)

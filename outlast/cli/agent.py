@@ -55,6 +55,16 @@ TlsDir = Annotated[
         "tls.key of this node where the controller asks for certificates.",
     ),
 ]
+Topology = Annotated[
+    str,
+    typer.Option(
+        "--topology",
+        envvar="OUTLAST_TOPOLOGY",
+        metavar="DOMAIN/…",
+        help="Where this node stands, outermost first, as in block-1/rack-7: jobs get nodes that "
+        "are near to each other.",
+    ),
+]
 RankLogMib = Annotated[
     int,
     typer.Option(
@@ -101,6 +111,7 @@ def agent(
     metrics_port: MetricsPort = -1,
     join_token_file: JoinTokenFile = None,
     tls_dir: TlsDir = None,
+    topology: Topology = "",
     rank_log_mib: RankLogMib = 64,
     state_mib: StateMib = 4096,
     state_days: StateDays = 90,
@@ -119,7 +130,7 @@ def agent(
     name = node or socket.gethostname().partition(".")[0].lower()
     arguments = agent_arguments(name, state_dir.expanduser().resolve())
     arguments += ["--controller", controller_address, "--workers", str(workers)]
-    arguments += ["--address", address]
+    arguments += ["--address", address, "--topology", topology]
     arguments += ["--rank-log-mib", str(rank_log_mib)]
     arguments += ["--log-format", log_format, "--otlp-endpoint", otlp_endpoint]
     arguments += ["--state-mib", str(state_mib), "--state-days", str(state_days)]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # Nothing runs there, and nobody expects to hear of them.
 _GONE = ("RETIRED", "RELEASED")
 _NODE_HEADER = ("NODE", "STATE", "SINCE", "SILENT", "CLOCK", "WORKERS", "JOB", "REASON")
+# Before the job, where any node says it.
+_TOPOLOGY_AT = _NODE_HEADER.index("JOB")
 
 
 def register(app: typer.Typer) -> None:
@@ -50,7 +52,12 @@ def list_nodes(
         output.print_json({"nodes": [output.facts(node) for node in found]})
         return
     now_s = time.time()
-    output.print_table(_NODE_HEADER, [_node_row(node, now_s) for node in found], empty="no nodes")
+    header, rows = [*_NODE_HEADER], [[*_node_row(node, now_s)] for node in found]
+    if any(node.capacity.topology for node in found):
+        header.insert(_TOPOLOGY_AT, "TOPOLOGY")
+        for node, row in zip(found, rows, strict=True):
+            row.insert(_TOPOLOGY_AT, node.capacity.topology)
+    output.print_table(header, rows, empty="no nodes")
 
 
 def cordon(

@@ -102,6 +102,15 @@ Conditions = Annotated[
         "Takes the place of the usual ones.",
     ),
 ]
+Topology = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kube-topology",
+        metavar="LABEL",
+        help="A label of hosts that says where they stand; for several, outermost first, give it "
+        "again. By default topology.kubernetes.io/zone.",
+    ),
+]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
@@ -138,7 +147,7 @@ def cluster(options: Mapping[str, Any], grpc: str) -> KubeConfig | None:
         CliError: the options do not fit together.
     """
     from controller.kube.conditions import COMMON, parse
-    from controller.kube.config import KubeConfig, Patience
+    from controller.kube.config import ZONE, KubeConfig, Patience
     from controller.kube.objects import checked
 
     namespace, workers = options["namespace"], options["workers"]
@@ -164,10 +173,22 @@ def cluster(options: Mapping[str, Any], grpc: str) -> KubeConfig | None:
             ca_secret=options["ca"],
             pod_template=_template(options["pod_template"]),
             closing_conditions=tuple(map(parse, conditions)) if conditions else COMMON,
+            topology_labels=tuple(options["topology"] or (ZONE,)),
             config_file=options["config"],
             patience=Patience(idle_s=options["idle_s"]),
         )
         return checked(config)
+
+
+def cluster_of(
+    params: Mapping[str, Any], grpc: str, join_token_file: Path | None, tls_dir: Path | None
+) -> KubeConfig | None:
+    """The cluster that a command's options name, which has the secrets that its agents need.
+
+    Raises:
+        CliError: the options do not fit together.
+    """
+    return check_secrets(cluster(given(params), grpc), join_token_file, tls_dir)
 
 
 def check_secrets(

@@ -212,6 +212,7 @@ def controller(
     kube_ca: kube.CaSecret = "",
     kube_pod_template: kube.PodTemplate = None,
     kube_condition: kube.Conditions = None,
+    kube_topology: kube.Topology = None,
     kube_config: kube.ConfigFile = None,
     kube_idle_s: kube.IdleS = 300.0,
 ) -> None:
@@ -220,13 +221,12 @@ def controller(
     With --kube-namespace it takes its nodes from a Kubernetes cluster: it starts an agent in a pod
     on each host that jobs need, closes bad hosts, and gives idle ones back.
     """
-    cluster = kube.cluster(kube.given(ctx.params), grpc)
     options = _options(
         config,
         **_common(state_dir, grpc, http, open_http, tls_dir, tokens_file, insecure, fresh),
         **_journal(journal, wait),
         client_certificates=client_certificates,
-        kube=kube.check_secrets(cluster, join_token_file, tls_dir),
+        kube=kube.cluster_of(ctx.params, grpc, join_token_file, tls_dir),
         join_token_file=join_token_file,
         log_format=log_format,
         otlp_endpoint=otlp_endpoint,

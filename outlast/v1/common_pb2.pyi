@@ -296,6 +296,7 @@ class NodeCapacity(google.protobuf.message.Message):
     HOST_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     HOST_MEMORY_FREE_BYTES_FIELD_NUMBER: builtins.int
     IMAGE_FIELD_NUMBER: builtins.int
+    TOPOLOGY_FIELD_NUMBER: builtins.int
     gpus: builtins.int
     gpu_model: builtins.str
     """Of the first GPU; a node's GPUs are alike."""
@@ -308,6 +309,8 @@ class NodeCapacity(google.protobuf.message.Message):
     host_memory_free_bytes: builtins.int
     image: builtins.str
     """The job's image that its agent runs in, empty for the image of the agents."""
+    topology: builtins.str
+    """Where the node stands: domains inside domains, outermost first, as "block-1/rack-7"."""
     def __init__(
         self,
         *,
@@ -319,7 +322,8 @@ class NodeCapacity(google.protobuf.message.Message):
         host_memory_bytes: builtins.int = ...,
         host_memory_free_bytes: builtins.int = ...,
         image: builtins.str = ...,
+        topology: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cpus", b"cpus", "gpu_memory_bytes", b"gpu_memory_bytes", "gpu_model", b"gpu_model", "gpus", b"gpus", "host_memory_bytes", b"host_memory_bytes", "host_memory_free_bytes", b"host_memory_free_bytes", "image", b"image", "memory_bytes", b"memory_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cpus", b"cpus", "gpu_memory_bytes", b"gpu_memory_bytes", "gpu_model", b"gpu_model", "gpus", b"gpus", "host_memory_bytes", b"host_memory_bytes", "host_memory_free_bytes", b"host_memory_free_bytes", "image", b"image", "memory_bytes", b"memory_bytes", "topology", b"topology"]) -> None: ...
 
 global___NodeCapacity = NodeCapacity

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from controller.core.node_events import NodeClosed, NodeReplaced
+from controller.core.node_events import NodeClosed, NodeLocated, NodeReplaced
 from controller.core.states import NodeState
 from controller.kube.actions import CreatePod, PatchHost, ProbeHost
 from controller.kube.conditions import ClosingCondition, fault_of, parse
@@ -61,6 +61,31 @@ def test_new_machine_under_an_old_name_does_not_pay_for_its_predecessor(state: N
 def test_age_of_a_host_is_read() -> None:
     stamp = {"name": "host-1", "resourceVersion": "3", "creationTimestamp": "1970-01-01T00:01:41Z"}
     assert read_host({"metadata": stamp}).created_s == 101.0
+
+
+# Places
+
+
+LABELS = {"zone": "z1", "rack": "r7"}
+
+
+def test_labels_of_a_host_say_where_it_stands_before_its_agent_is_there_and_once() -> None:
+    seen = view(hosts=(host("host-1", labels=LABELS), host("host-2")))
+    reconciler = Reconciler(replace(CONFIG, topology_labels=("zone", "rack")))
+    located = NodeLocated(node=HOST, topology="z1/r7")
+    assert reconciler.plan(seen).events == (located,)
+    assert reconciler.plan(seen).events == ()
+    moved = replace(seen, hosts={HOST: host("host-1", labels={**LABELS, "rack": "r8"})})
+    assert reconciler.plan(moved).events == (NodeLocated(node=HOST, topology="z1/r8"),)
+    gone = replace(seen, hosts={HOST: host("host-1")})
+    assert reconciler.plan(gone).events == (NodeLocated(node=HOST, topology=""),)
+
+
+def test_labels_of_a_host_are_read() -> None:
+    metadata = {"name": "host-1", "resourceVersion": "3", "labels": LABELS}
+    assert read_host({"metadata": metadata}).labels == LABELS
+    del metadata["labels"]
+    assert read_host({"metadata": metadata}).labels == {}
 
 
 # Monitors

@@ -28,6 +28,7 @@ NOTICED_BY = {
     "a stall is never reported": 7,
     "an agent's wake-up is dropped": 4,
     "nobody wakes to give workers up": 22,
+    "nodes are used twice": 9,
     "the edge's wake-up is dropped": 5,
 }
 # Of each story, so many seeds are known to be clean.

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 from checkpoint.memory import memory_bytes, most_host_memory_bytes
+from controller.agent.config import AgentConfig
 from controller.agent.observe.metrics.gpu import Nvml, load_nvml
 from outlast.v1 import common_pb2
 
@@ -17,13 +18,23 @@ from outlast.v1 import common_pb2
 class NodeCapacity:
     """Reads what the node has; what does not change while an agent lives, once."""
 
-    def __init__(self, memory_dir: Path, root: Path = Path("/"), image: str = "") -> None:
-        """`image` is the job's that the agent runs in, "" for the image of the agents."""
+    def __init__(
+        self, memory_dir: Path, root: Path = Path("/"), image: str = "", topology: str = ""
+    ) -> None:
+        """`image` is the job's that the agent runs in, "" for the image of the agents;
+        `topology` is where the node stands, "" where the agent was not told."""
         self._memory_dir = memory_dir
         self._root = root
-        self._fixed = common_pb2.NodeCapacity(gpus=count_gpus(root / "dev"), image=image)
+        self._fixed = common_pb2.NodeCapacity(
+            gpus=count_gpus(root / "dev"), image=image, topology=topology
+        )
         if self._fixed.gpus:
             _describe_gpu(self._fixed, load_nvml())
+
+    @classmethod
+    def of(cls, config: AgentConfig) -> NodeCapacity:
+        """What the agent of this configuration finds."""
+        return cls(config.memory_dir, image=config.image, topology=config.topology)
 
     def read(self) -> common_pb2.NodeCapacity:
         """The node as it is now."""

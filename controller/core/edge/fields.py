@@ -104,6 +104,7 @@ FIELDS: Mapping[str, Mapping[str, Rule]] = {
         "host_memory_bytes": _SIZE,
         "host_memory_free_bytes": _SIZE,
         "image": Name(re.compile(f"({IMAGE_PATTERN.pattern})?"), instead=""),
+        "topology": _TITLE,
     },
     "WorkerStatus": {
         "job_id": _JOB_ID,

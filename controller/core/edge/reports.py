@@ -121,6 +121,7 @@ def capacity_of(message: common_pb2.NodeCapacity) -> Capacity:
         host_memory_bytes=max(0, message.host_memory_bytes),
         host_memory_free_bytes=max(0, message.host_memory_free_bytes),
         image=message.image,
+        topology=message.topology,
     )
 
 

@@ -23,6 +23,7 @@ function Tiles({ node }) {
     <${Tile} label="CPUs" value=${count(capacity?.cpus)} />
     <${Tile} label="Memory" value=${bytes(capacity?.memory_bytes)} />
     <${Tile} label="For checkpoints" value=${bytes(capacity?.host_memory_bytes)} detail="${bytes(capacity?.host_memory_free_bytes)} free when it joined" />
+    ${capacity?.topology && html`<${Tile} label="Stands in" value=${capacity.topology} />`}
     ${capacity?.image && html`<${Tile} label="Image" value=${capacity.image} />`}
   </dl>`;
 }
