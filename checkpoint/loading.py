@@ -6,9 +6,11 @@ is made. A rank compares every tensor when it loads. Imports no torch.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkpoint.storage.storage import Storage
@@ -18,6 +20,7 @@ from outlast.rules.loads import wrong_with_model
 from outlast.rules.places import NO_CHECKPOINT, wrong_with_steps
 from outlast.sizing.of_spec import num_parameters
 from outlast.spec import JobSpec
+from outlast.tokens.manifest import BYTE, read_manifest
 
 if TYPE_CHECKING:
     from checkpoint.core.manifest import Manifest
@@ -62,14 +65,30 @@ def wrong_to_load(spec: JobSpec, url: str, storage: Storage) -> list[FieldProble
 def _other_ids(spec: JobSpec, url: str, manifest: Manifest) -> list[FieldProblem]:
     """Weights that read the ids of a tokenizer would be given bytes."""
     extra = json.loads(manifest.parts[0].extra)
-    if spec.data.tokens is not None or not (isinstance(extra, dict) and extra.get(TOKENIZER)):
+    if not (isinstance(extra, dict) and extra.get(TOKENIZER)):
+        return []
+    of_bytes = next((name for name in spec.data.weights if _is_of_bytes(name)), None)
+    if spec.data.tokens is None:
+        what = "is not given, so that bytes would be the ids"
+    elif of_bytes is not None:
+        what = f"has {shown(of_bytes)}, whose ids are bytes"
+    else:
         return []
     folder = extra.get("converted_from")
     message = (
-        f"is not given, so that bytes would be the ids, and the weights at {shown(url)} read those "
-        f"of the tokenizer in {folder}: give what `outlast data prepare --tokenizer {folder}` makes"
+        f"{what}, and the weights at {shown(url)} read those of the tokenizer in {folder}: give "
+        f"what `outlast data prepare --tokenizer {folder}` makes"
     )
     return [FieldProblem(field="data.tokens", message=message)]
+
+
+def _is_of_bytes(name: str) -> bool:
+    """Whether a folder of tokens here says that its tokenizer was that of bytes."""
+    folder = Path(name)
+    # What is wrong with it is said elsewhere.
+    with contextlib.suppress(OSError, ValueError):
+        return folder.is_dir() and read_manifest(folder).tokenizer == BYTE
+    return False
 
 
 def _other_size(spec: JobSpec, url: str, step: int, manifest: Manifest) -> str | None:

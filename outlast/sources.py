@@ -177,12 +177,12 @@ def check_first(source: Source) -> None:
 
     Raises:
         ValueError: naming the file, and the first zero byte.
-        OSError: a file cannot be read.
+        OSError: a file is gone, or cannot be read.
     """
     if source.name == PYTHON_STDLIB:
         return
     left = min(source.num_tokens, _READ_BYTES)
-    for path in source.files:
+    for path in source.files[:_MAX_SAMPLED]:
         at = 0
         with path.open("rb") as file:
             while left > 0 and (block := file.read(min(left, _BLOCK_BYTES))):

@@ -56,12 +56,12 @@ class Loader(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class InPlace:
     """Into tensors that are there, whatever is in them.
 
     With `weights_only` what storage has of an optimizer is left there. `present` is the step in
-    host memory that the tensors hold as they are, if they do.
+    host memory that the tensors hold as they are, if they do, until something is loaded.
     """
 
     tensors: Sequence[NamedTensor]
@@ -73,6 +73,8 @@ class InPlace:
 
     def load_memory(self, folder: Path, sealed: SealedStep) -> dict[str, Any]:
         copies = sealed != self.present
+        if copies:
+            self.present = None
         return restore.load_memory(folder, sealed, self.tensors, copies=copies)
 
     def load_storage(
@@ -84,6 +86,7 @@ class InPlace:
         node: Node | None,
         manifest_of: Callable[[int], Manifest],
     ) -> dict[str, Any]:
+        self.present = None
         return restore.load_storage(
             storage,
             step,

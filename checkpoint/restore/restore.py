@@ -108,7 +108,8 @@ def load_memory(
 ) -> dict[str, object]:
     """Copy a sealed step from host memory into `tensors`; returns what was saved as `extra`.
 
-    Without `copies` the tensors stay as they are, for who has this very state in them.
+    Without `copies` the tensors stay as they are, for who has this very state in them, and only
+    what came besides is looked at.
 
     Every byte is compared with the slot's checksums. A slot that does not fit is refused for
     good and reported; one that was sealed a moment before the end of its agent has none, and

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import assert_never
 
 from controller.core import incidents, misfit, nodes, searching, topology
@@ -35,7 +35,7 @@ def fill_places(ctx: Context, job: JobRecord, kept: frozenset[NodeId] = frozense
             _place(ctx, job, free.pop(node_id))
             unchecked.append(node_id)
         places.append(node_id if node is not None or node_id in unchecked else None)
-    for place, chosen in _chosen(ctx, job, places, free.values()):
+    for place, chosen in list(_chosen(ctx, job, places, [*free.values()])):
         _place(ctx, job, free.pop(chosen))
         places[place] = chosen
         unchecked.append(chosen)
@@ -48,28 +48,30 @@ def _chosen(
     ctx: Context,
     job: JobRecord,
     places: Sequence[NodeId | None],
-    free: Iterable[NodeRecord],
-) -> list[tuple[int, NodeId]]:
+    free: Sequence[NodeRecord],
+) -> Iterator[tuple[int, NodeId]]:
     """Which free nodes take which of the places that are free, as far as there are any."""
     left = [place for place, node_id in enumerate(places) if node_id is None]
-    if len(left) == len(places):
-        standing = [(node.node, node.path) for node in free]
-        return list(zip(left, topology.compact(standing, len(left)), strict=False))
-    classes: dict[bool, list[topology.Standing]] = {True: [], False: []}
-    for node in free:
-        classes[node.state is NodeState.STANDBY].append((node.node, node.path))
-    nearest = topology.Nearest([*classes.values()])
+    if not left or not free:
+        return
     paths = [_path_at(ctx, node_id) for node_id in places]
-    found: list[tuple[int, NodeId]] = []
+    held = [path for path in paths if path]
+    wanted = []
     for place in left:
         # The node that was here before says best where the next should stand, if it is known.
-        lost = _path_at(ctx, job.nodes[place])
-        path = next(filter(None, (lost, paths[place - 1] if place else (), *paths)), ())
-        chosen = nearest.take(path)
+        lost = _path_at(ctx, job.nodes[place]) if job.attempt > NO_ATTEMPT else ()
+        before = next(filter(None, reversed(paths[:place])), ())
+        wanted.append(lost or before or next(iter(held), ()))
+    standing = [(node.state is NodeState.STANDBY, (node.node, node.path)) for node in free]
+    classes = [[each for _, each in standing]]
+    if job.attempt > NO_ATTEMPT:
+        # It is stopped: nodes that need no check come first.
+        classes = [
+            [each for checked, each in standing if checked is wants] for wants in (True, False)
+        ]
+    for place, chosen in zip(left, topology.choose(wanted, classes), strict=True):
         if chosen is not None:
-            found.append((place, chosen))
-            paths[place] = ctx.state.nodes[chosen].path
-    return found
+            yield place, chosen
 
 
 def _path_at(ctx: Context, node_id: NodeId | None) -> topology.Path:

@@ -98,7 +98,7 @@ def _put_joined(ctx: Context, known: NodeRecord | None, event: NodeJoined) -> No
             workers=event.workers,
             replica_port=event.replica_port,
             replica_token=event.replica_token,
-            capacity=_at(event.capacity, ctx.view(event.node).topology),
+            capacity=_at(event.capacity, ctx.view(event.node).topology or _known_place(ctx, known)),
         )
     )
     if node.state is NodeState.RETIRED:
@@ -136,8 +136,14 @@ def located(ctx: Context, event: NodeLocated) -> None:
     if node is None and view == NodeView():
         # A host of the cluster that has gone, and never had an agent.
         del ctx.node_views[event.node]
-    elif node is not None and node.capacity is not None:
+    elif node is not None and node.capacity is not None and node.state not in AWAY:
         ctx.put(replace(node, capacity=replace(node.capacity, topology=event.topology)))
+
+
+def _known_place(ctx: Context, known: NodeRecord) -> str:
+    """What the cluster has said before: after a restart its word may come behind the agent's."""
+    is_hosts = ctx.settings.brings_nodes and known.capacity is not None
+    return known.capacity.topology if is_hosts and known.capacity is not None else ""
 
 
 def _at(capacity: Capacity | None, topology: str) -> Capacity | None:

@@ -10,7 +10,6 @@ What does not belong here: which nodes may be used at all (`nodes`).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from outlast.ids import NodeId
@@ -26,51 +25,67 @@ def parsed(text: str) -> Path:
     return tuple(part for part in text.split("/") if part)[:MAX_LEVELS]
 
 
-def compact(nodes: Sequence[Standing], count: int, depth: int = 0) -> list[NodeId]:
+def compact(nodes: Sequence[Standing], count: int) -> list[NodeId]:
     """So many of these nodes, in as few and as small domains as can be, each domain in a row.
 
     `nodes` are in the order in which they are taken where their place makes no difference.
     """
+    if not count or not any(path for _, path in nodes):
+        return [node for node, _ in nodes[:count]]
+    by_path: dict[Path, list[Standing]] = {(): [*nodes]}
+    for node, path in nodes:
+        for depth in range(1, len(path) + 1):
+            by_path.setdefault(path[:depth], []).append((node, path))
+    # The innermost that has room; of these the smallest, so that larger ones stay whole for others.
+    with_room = (path for path, within in by_path.items() if len(within) >= count)
+    best = min(with_room, key=lambda path: (-len(path), len(by_path[path])), default=())
+    return _filled(by_path[best], count, len(best))
+
+
+def _filled(nodes: Sequence[Standing], count: int, depth: int) -> list[NodeId]:
+    """So many of the nodes of one domain, of which none inside has room for all."""
     if not any(len(path) > depth for _, path in nodes):
         return [node for node, _ in nodes[:count]]
-    domains = _split(nodes, depth)
+    domains = sorted(_split(nodes, depth), key=len, reverse=True)
     chosen: list[NodeId] = []
-    while count > 0 and domains:
-        fitting = [domain for domain in domains if len(domain) >= count]
-        # The smallest that has room, so that larger ones stay whole for others.
-        domain = min(fitting, key=len) if fitting else max(domains, key=len)
-        domains.remove(domain)
-        taken = min(count, len(domain))
-        chosen += compact(domain, taken, depth + 1)
-        count -= taken
+    for index, domain in enumerate(domains):
+        fitting = [other for other in domains[index:] if len(other) >= count]
+        if fitting:
+            return chosen + compact(min(fitting, key=len), count)
+        chosen += compact(domain, len(domain))
+        count -= len(domain)
     return chosen
 
 
-class Nearest:
-    """Free nodes, for places whose nodes should stand near a given one."""
+def choose(wanted: Sequence[Path], classes: Iterable[Sequence[Standing]]) -> list[NodeId | None]:
+    """A node for each place, near to where it is wanted; None where none is left.
 
-    def __init__(self, classes: Sequence[Iterable[Standing]]) -> None:
-        """`classes` come one after the other: no node of a later one is nearer than any before."""
-        self._classes: list[dict[Path, deque[NodeId]]] = []
-        for each in classes:
-            by_domain: dict[Path, deque[NodeId]] = {}
-            for node, path in each:
-                for depth in range(len(path) + 1):
-                    by_domain.setdefault(path[:depth], deque()).append(node)
-            self._classes.append(by_domain)
-        self._taken = set[NodeId]()
+    `()` is anywhere. All of a class are taken before any of the next. Places that are wanted at the
+    same one are together, and near to it as far as that goes.
+    """
+    chosen: list[NodeId | None] = [None] * len(wanted)
+    for nodes in classes:
+        left = [*nodes]
+        alike: dict[Path, list[int]] = {}
+        for place, path in enumerate(wanted):
+            if chosen[place] is None:
+                alike.setdefault(path, []).append(place)
+        for path, places in alike.items():
+            found = _near(left, path, min(len(places), len(left)))
+            taken = set(found)
+            left = [each for each in left if each[0] not in taken]
+            for place, node in zip(places, found, strict=False):
+                chosen[place] = node
+    return chosen
 
-    def take(self, path: Path) -> NodeId | None:
-        """The nearest to a path that is left, of the first class that has any; None: none is."""
-        for by_domain in self._classes:
-            for depth in range(len(path), -1, -1):
-                left = by_domain.get(path[:depth], deque())
-                while left and left[0] in self._taken:
-                    left.popleft()
-                if left:
-                    self._taken.add(left[0])
-                    return left.popleft()
-        return None
+
+def _near(nodes: Sequence[Standing], path: Path, count: int) -> list[NodeId]:
+    """So many nodes of the smallest domain around a path that has as many."""
+    for depth in range(len(path), 0, -1):
+        within = [(node, own) for node, own in nodes if own[:depth] == path[:depth]]
+        if len(within) >= count:
+            return compact(within, count)
+    return compact(nodes, count)
 
 
 def _split(nodes: Sequence[Standing], depth: int) -> list[Sequence[Standing]]:

@@ -55,7 +55,7 @@ class HostEvents:
         self._tolerations = tolerations
         self._closing = closing
         self._topology_labels = topology_labels
-        self._located: dict[NodeId, NodeLocated] = {}
+        self._located: dict[NodeId, str] = {}
         # Hosts of this cluster that were ever seen: of others, agents started by hand, the
         # cluster knows nothing.
         self._known: dict[NodeId, None] = {}
@@ -99,11 +99,10 @@ class HostEvents:
     def _moved(self, view: View) -> Iterator[NodeLocated]:
         """Hosts, of nodes that may be still to come, whose labels say something new."""
         for name, host in view.hosts.items():
-            located = NodeLocated(node=name, topology=of_labels(host.labels, self._topology_labels))
-            if located != self._located.get(name, NodeLocated(node=name, topology="")):
-                self._located[name] = located
-                yield located
-        # A node that is lost stood there, and another one takes its place near to it.
+            where = of_labels(host.labels, self._topology_labels)
+            if where != self._located.get(name, ""):
+                self._located[name] = where
+                yield NodeLocated(node=name, topology=where)
         for name in [each for each in self._located if each not in view.hosts]:
             node = view.nodes.get(name)
             if node is None or node.state in AWAY:

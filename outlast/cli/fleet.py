@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 # Nothing runs there, and nobody expects to hear of them.
 _GONE = ("RETIRED", "RELEASED")
-_NODE_HEADER = ("NODE", "STATE", "SINCE", "SILENT", "CLOCK", "WORKERS", "JOB", "REASON")
-# Before the job, where any node says it.
-_TOPOLOGY_AT = _NODE_HEADER.index("JOB")
+_NODE_HEADER = ("NODE", "STATE", "SINCE", "SILENT", "CLOCK", "WORKERS", "TOPOLOGY", "JOB", "REASON")
 
 
 def register(app: typer.Typer) -> None:
@@ -52,12 +50,7 @@ def list_nodes(
         output.print_json({"nodes": [output.facts(node) for node in found]})
         return
     now_s = time.time()
-    header, rows = [*_NODE_HEADER], [[*_node_row(node, now_s)] for node in found]
-    if any(node.capacity.topology for node in found):
-        header.insert(_TOPOLOGY_AT, "TOPOLOGY")
-        for node, row in zip(found, rows, strict=True):
-            row.insert(_TOPOLOGY_AT, node.capacity.topology)
-    output.print_table(header, rows, empty="no nodes")
+    output.print_table(_NODE_HEADER, [_node_row(node, now_s) for node in found], empty="no nodes")
 
 
 def cordon(
@@ -127,6 +120,7 @@ def _node_row(node: Node, now_s: float) -> tuple[str, ...]:
         if node.HasField("clock_ahead_s")
         else "",
         str(node.workers),
+        node.capacity.topology,
         node.job_id or "-",
         "" if node.reason == f"runs {node.job_id}" else node.reason,
     )

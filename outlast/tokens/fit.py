@@ -77,7 +77,7 @@ def look_at_data(
         return [FieldProblem(field="data.source", message=message)], None
     try:
         check_first(held)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         message = f"is {shown(source)}, and {error}"
         return [FieldProblem(field="data.source", message=message)], None
     if held.max_bytes is not None and held.nbytes >= held.max_bytes:

@@ -10,6 +10,8 @@ NAME = "manifest.json"
 # What has been tokenised of a folder that is not done.
 PARTS = "parts"
 FORMAT = "outlast-tokens/1"
+# The tokenizer of bytes.
+BYTE = "byte"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

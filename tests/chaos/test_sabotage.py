@@ -42,10 +42,11 @@ def run(desk: Desk | None, program: str, *, node: str | None = "node-1") -> str:
 def test_everything_that_is_patched_is_there_to_be_patched(desk: Desk) -> None:
     program = (
         "import checkpoint.upload.uploader, trainer.worker.process as worker\n"
+        "import trainer.worker.restoring as restoring\n"
         "import checkpoint.stage.stager as stage\n"
         "from controller.agent.agent import Agent\n"
         "print(worker._train.__wrapped__.__name__, stage.Stager.save.__wrapped__.__name__,\n"
-        "      worker.restore.__wrapped__.__name__, Agent._heartbeat.__wrapped__.__name__)"
+        "      restoring.restore.__wrapped__.__name__, Agent._heartbeat.__wrapped__.__name__)"
     )
     assert run(desk, program) == "_train save restore _heartbeat"
 

@@ -30,6 +30,7 @@ def cluster(**changes: object) -> KubeConfig | None:
         "ca": "",
         "pod_template": None,
         "condition": None,
+        "topology": None,
         "config": None,
         "idle_s": 300.0,
         "grpc": "0.0.0.0:7070",
@@ -88,6 +89,11 @@ def test_template_that_is_none_is_refused(tmp_path: Path, text: str | None) -> N
         path.write_text(text)
     with pytest.raises(CliError, match=f"--kube-pod-template {path}"):
         cluster(pod_template=path)
+
+
+def test_labels_that_say_where_hosts_stand_are_a_person_s_or_the_zone_s() -> None:
+    assert cluster().topology_labels == ("topology.kubernetes.io/zone",)
+    assert cluster(topology=["block", "rack"]).topology_labels == ("block", "rack")
 
 
 def test_conditions_of_a_person_take_the_place_of_the_usual_ones() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outlast.problems import SpecError
 from outlast.remote.files import RemoteFiles
 from outlast.spec.parse import parse_spec
 from outlast.tokens.files import open_source
@@ -22,6 +23,36 @@ def problems(tokens: object, **changes: dict[str, Any]) -> list[str]:
     model = {"seq_len": 16, **changes.pop("model", {})}
     spec = parse_spec({"name": "a", "data": data, "model": model})
     return [f"{each.field} {each.message}" for each in look_at_data(spec, RemoteFiles().open)[0]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            [{"from_step": 10, "tokens": {"/a": 0, "/b": 0}}],
+            "data.blend_changes[0].tokens: has weights that sum to nothing",
+        ),
+        (
+            [{"from_step": 10, "tokens": {"/a": -1}}],
+            "data.blend_changes[0].tokens: has the weight -1.0 for /a; allowed: a number, 0",
+        ),
+        (
+            [{"from_step": 10, "tokens": {"/c": 1}}],
+            "data.blend_changes[0].tokens: has /c, which data.tokens has not",
+        ),
+        (
+            [{"from_step": 10, "tokens": {"/a": 1}}, {"from_step": 10, "tokens": {"/b": 1}}],
+            "data.blend_changes[1].from_step: is 10, not after step 10; give changes in the order",
+        ),
+    ],
+)
+def test_a_blend_that_changes_to_what_it_cannot_be_is_refused(
+    changes: list[dict[str, Any]], expected: str
+) -> None:
+    data = {"tokens": {"/a": 1, "/b": 1}, "blend_changes": changes}
+    with pytest.raises(SpecError) as refused:
+        parse_spec({"name": "a", "data": data})
+    assert expected in " ".join(str(refused.value).split())
 
 
 @pytest.mark.parametrize("ending", ["", ".bin", ".idx"])

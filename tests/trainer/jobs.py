@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from checkpoint.restore import restore
 from checkpoint.stage import stager as stage
 from checkpoint.stage.stager import Stager
 from outlast.blackbox import Group, Op, OpRecord
@@ -281,8 +282,10 @@ def train_with_line(
 ) -> dict[str, Any]:
     """As `train`, with an agent that may ask the rank to leave and to join."""
     (folder / "port").write_text(str(context.port))
+    copied = _noting_copies()
     code, states = worked(context, folder, spec, 1, agent_line=agent_line)
     return {
+        "copied": copied,
         "code": code,
         "state": digest_of(states[-1:]),
         "pid": os.getpid(),
@@ -381,6 +384,20 @@ def worked(
     if stop_after and rank == context.world_size - 1:
         worker.Stager = _terminating(stop_after)
     return worker.run(contract), states
+
+
+def _noting_copies() -> list[bool]:
+    """Of each load from host memory, whether tensors are copied."""
+    copied: list[bool] = []
+    load = restore.load_memory
+
+    def noting(*arguments: Any, copies: bool = True) -> dict[str, object]:
+        copied.append(copies)
+        return load(*arguments, copies=copies)
+
+    # This process is a child of its own.
+    restore.load_memory = noting  # type: ignore[assignment]
+    return copied
 
 
 def _keeping(states: list[TrainState], build: Callable[..., TrainState]) -> Any:

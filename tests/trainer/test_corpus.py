@@ -240,6 +240,11 @@ def test_the_usual_end_of_a_document_is_before_what_ends_an_answer(tmp_path: Pat
     word_tokenizer(tmp_path, {"<|im_end|>": 0, "<|endoftext|>": 1, "[UNK]": 2})
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
     assert tokenizer.load(str(tmp_path)).end_of_document == 1
+    # A tag of HTML in the vocabulary ends no document of a model that says otherwise.
+    word_tokenizer(tmp_path, {"<eos>": 0, "</s>": 1, "[UNK]": 2})
+    assert tokenizer.load(str(tmp_path)).end_of_document == 1
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    assert tokenizer.load(str(tmp_path)).end_of_document == 0
     (tmp_path / "tokenizer_config.json").write_text('["<|im_end|>"]')
     with pytest.raises(ValueError, match=r"tokenizer .*/tokenizer_config\.json: "):
         tokenizer.load(str(tmp_path))

@@ -18,6 +18,7 @@ from checkpoint.hf.folder import opened
 from checkpoint.loading import wrong_to_load
 from checkpoint.storage.storage import Storage
 from outlast.spec.parse import parse_spec
+from outlast.tokens.manifest import Manifest
 from outlast.worker_contract import WorkerExitCode
 from tests.cli.running import outlast, outlast_json
 from tests.trainer.jobs import train
@@ -61,6 +62,19 @@ def exported(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = export_folder(root, 2, model, folder / "hf", dtype=torch.float32)
     assert done.architecture == "Qwen3ForCausalLM"
     return folder / "hf"
+
+
+def write_manifest(folder: Path, *, tokenizer: str) -> None:
+    folder.mkdir(exist_ok=True)
+    Manifest(
+        tokenizer=tokenizer,
+        vocab_size=256,
+        token_type="uint16",
+        end_of_document=None,
+        source=("text",),
+        digest="",
+        splits={},
+    ).write(folder)
 
 
 def run(ranks: RankPool, folder: Path, spec: dict[str, Any]) -> list[float]:
@@ -162,6 +176,14 @@ def test_a_job_that_trained_on_bytes_is_asked_in_bytes(
     spec = job(tmp_path, {}, load=str(root), model={"vocab_multiple": 1})
     (problem,) = wrong_to_load(parse_spec(spec), str(root), Storage(str(root)))
     assert problem.field == "data.tokens"
+    # Nor tokens that were prepared as bytes are.
+    write_manifest(tmp_path / "bytes", tokenizer="byte")
+    tokens = {"tokens": str(tmp_path / "bytes"), "source": "python-stdlib"}
+    of_bytes = parse_spec({**spec, "data": {**spec["data"], **tokens}})
+    (problem,) = wrong_to_load(of_bytes, str(root), Storage(str(root)))
+    assert "whose ids are bytes, and the weights at" in problem.message
+    write_manifest(tmp_path / "bytes", tokenizer=str(folder / "tokenizer.json"))
+    assert wrong_to_load(of_bytes, str(root), Storage(str(root))) == []
     # A rank is not asked whether it may.
     train_and_upload(ranks, tmp_path, spec, attempt=1, stop_after=2)
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(spec))

@@ -51,8 +51,9 @@ def lines() -> Iterator[AgentLines]:
         (4, {"tp": 2, "pp": 2}),
         (4, {"dp": 2, "pp": 2, "zero": {"level": 2}}),
         (4, {"dp": 2, "tp": 2, "zero": {"level": 3}}),
+        (2, {"dp": 2, "zero": {"level": 1}}),
     ],
-    ids=["dp", "tp-pp", "dp-pp-zero2", "dp-tp-zero3"],
+    ids=["dp", "tp-pp", "dp-pp-zero2", "dp-tp-zero3", "dp-zero1-lamb"],
 )
 def test_ranks_that_leave_and_join_train_on_bitwise_in_the_same_processes(
     ranks: RankPool,
@@ -61,7 +62,8 @@ def test_ranks_that_leave_and_join_train_on_bitwise_in_the_same_processes(
     world_size: int,
     parallel: dict[str, Any],
 ) -> None:
-    spec = spec_of(folder, steps=STEPS, parallel=parallel)
+    optimizer = {"lr": 0.01, "name": "lamb" if parallel.get("zero") == {"level": 1} else "adamw"}
+    spec = spec_of(folder, steps=STEPS, parallel=parallel, optimizer=optimizer)
     whole, pieces = folder / "whole", folder / "pieces"
     whole.mkdir()
     pieces.mkdir()
@@ -80,6 +82,10 @@ def test_ranks_that_leave_and_join_train_on_bitwise_in_the_same_processes(
     training.join(DEADLINE_S)
     assert [result["pid"] for result in results] == pids
     assert [result["code"] for result in results] == [WorkerExitCode.DONE] * world_size
+    # After a stop that was planned all hold the step that they go on from; else most do.
+    copied = [result["copied"] for result in results]
+    assert [each[-1] for each in copied] == [False] * world_size
+    assert all(len(each) == 2 for each in copied)
     # In the memory of the first attempt.
     assert [result["models"] for result in results] == [1] * world_size
     assert [each["state"] for each in results] == [each["state"] for each in expected]

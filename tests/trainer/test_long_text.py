@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import random
@@ -9,7 +10,9 @@ import subprocess
 import sys
 from dataclasses import asdict
 from difflib import SequenceMatcher
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -250,17 +253,22 @@ if __name__ == "__main__":
 """
 
 
-def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".jsonl.gz"])
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, suffix: str) -> None:
     program = tmp_path / "measured.py"
     program.write_text(MEASURED)
     block = prose(1).encode()
+    if suffix != ".txt":
+        block = json.dumps({"text": prose(1)}).encode() + b"\n"
+    opened: Any = partial(gzip.open, compresslevel=1) if suffix.endswith(".gz") else open
     peaks = []
     for name, size in (("small", len(block)), ("large", NUM_BYTES)):
-        with (tmp_path / f"{name}.txt").open("wb") as file:
+        path = tmp_path / f"{name}{suffix}"
+        with opened(path, "wb") as file:
             for _ in range(size // len(block)):
                 file.write(block)
         done = subprocess.run(
-            [sys.executable, str(program), str(tmp_path / f"{name}.txt")],
+            [sys.executable, str(program), str(path)],
             capture_output=True,
             text=True,
             check=True,

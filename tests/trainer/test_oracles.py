@@ -53,6 +53,8 @@ RUNS_OF_CONFIGS = {
     "tp4-whole-sequence": Run(layout=Layout(tp=4), sequence_parallel=False),
     "cp2-pp2": Run(layout=Layout(pp=2, dp=2, cp=2)),
     "cp2-tp2": Run(layout=Layout(tp=2, dp=2, cp=2)),
+    # In the precision that most train in: the same tolerance holds.
+    "fp32-tp2-pp2": Run(layout=Layout(tp=2, pp=2), precision="fp32"),
 }
 # Models whose numbers one job of ranks computes.
 AT_ONCE = 6

@@ -70,6 +70,10 @@ class Kept:
         present, self._present = self._present, None
         return present
 
+    def distrust(self) -> None:
+        """The attempt ended with more than a lost peer: its values are not to be gone on with."""
+        self._loop = None
+
     def leave(self, attempt: int, *, is_void: bool) -> None:
         """Let go of all that belongs to the attempt. Its device has nothing under way.
 

@@ -130,6 +130,8 @@ def _take_part(contract: WorkerContract, line: AgentLine | None, kept: Kept) -> 
         assert line is not None
         line.leave()
         completed = False
+        if not isinstance(error, PeerLostError):
+            kept.distrust()
     # Behind the handler, so that nothing of the attempt is left: its frames were the error's.
     signal.signal(STOP_SIGNAL, signal.SIG_DFL)
     try:
@@ -251,6 +253,9 @@ def _resume(
     tensors = state.named_tensors()
     check = (lambda: None) if line is None else line.check
     present = kept.take_present()
+    if assignment.replayed_step > 0:
+        # Some rank's numbers were wrong: those that went through checksums are loaded.
+        present = None
     resumed_step = restore_state(assignment, state, tensors, prefetch, join, check, present)
     if resumed_step < state.spec.steps:
         # The first batch is read while host memory is mapped.

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from controller.core.capacity import Capacity
 from controller.core.node_events import NodeJoined, NodeLocated
+from controller.core.settings import Settings
 from controller.core.states import NodeState
-from controller.core.topology import Nearest, Path, Standing, compact, of_labels, parsed
+from controller.core.topology import Path, Standing, choose, compact, of_labels, parsed
 from outlast.ids import NodeId
 from tests.controller.core.driver import Driver
 
@@ -23,7 +24,7 @@ def standing(draw: st.DrawFn) -> list[Standing]:
     return [(NodeId(f"n{number:02}"), path) for number, path in enumerate(paths)]
 
 
-@given(nodes=standing(), count=st.integers(0, 24))
+@given(nodes=standing(), count=st.integers(1, 24))
 def test_a_job_gets_as_few_and_as_small_domains_as_can_be(
     nodes: list[Standing], count: int
 ) -> None:
@@ -34,38 +35,58 @@ def test_a_job_gets_as_few_and_as_small_domains_as_can_be(
         taken = [_domain(paths[node], depth) for node in chosen]
         # Each of them in a row: ranks that follow each other are near.
         assert len(_runs(taken)) == len(set(taken))
-    first = Counter(_domain(path, 1) for _, path in nodes)
-    used = Counter(_domain(paths[node], 1) for node in chosen)
-    assert len(used) == _fewest([*first.values()], len(chosen))
-    if len(used) == 1:
-        (domain,) = used
-        # No smaller one would have done.
-        assert all(size >= first[domain] for size in first.values() if size >= len(chosen))
+    sizes = Counter(path[:depth] for _, path in nodes for depth in range(1, len(path) + 1))
+    with_room = [path for path, size in sizes.items() if size >= count]
+    if with_room:
+        innermost = max(map(len, with_room))
+        smallest = min(sizes[path] for path in with_room if len(path) == innermost)
+        (within,) = {paths[node][:innermost] for node in chosen}
+        assert sizes[within] == smallest
+    else:
+        first = Counter(_domain(path, 1) for _, path in nodes)
+        used = {_domain(paths[node], 1) for node in chosen}
+        assert len(used) == _fewest([*first.values()], len(chosen))
 
 
-@given(first=standing(), then=standing(), near=st.lists(_PATHS, max_size=8))
-def test_a_place_gets_the_nearest_of_the_first_that_are_left(
-    first: list[Standing], then: list[Standing], near: list[Path]
+def test_a_rack_with_room_is_better_than_a_smaller_block_without() -> None:
+    racks = [(NodeId(f"a{rack}"), ("block-a", f"rack-{rack}")) for rack in range(5)]
+    rack = [(NodeId(f"b{number}"), ("block-b", "rack")) for number in range(8)]
+    assert compact([*racks, *rack], 4) == ["b0", "b1", "b2", "b3"]
+
+
+@given(first=standing(), then=standing(), wanted=st.lists(_PATHS, max_size=8))
+def test_places_get_the_nearest_of_the_first_class(
+    first: list[Standing], then: list[Standing], wanted: list[Path]
 ) -> None:
     others = [(NodeId(f"other-{node}"), path) for node, path in then]
-    nearest, left = Nearest([first, others]), [first[:], others[:]]
-    for path in near:
-        chosen = nearest.take(path)
-        of_class = next((each for each in left if each), None)
-        if of_class is None:
-            assert chosen is None
-            continue
-        best = max(_shared(each, path) for _, each in of_class)
-        # Of several that are as near the one that comes first.
-        expected = next(node for node, each in of_class if _shared(each, path) == best)
-        assert chosen == expected
-        of_class[:] = [each for each in of_class if each[0] != chosen]
+    chosen = choose(wanted, [first, others])
+    found = [node for node in chosen if node is not None]
+    assert len(set(found)) == len(found) == min(len(wanted), len(first) + len(others))
+    paths = dict([*first, *others])
+    assert sum(node in dict(first) for node in found) == min(len(wanted), len(first))
+    if wanted and first:
+        # Those that are wanted at the same place as the first are around it, and as near as
+        # so many can be.
+        path = wanted[0]
+        alike = [node for node, own in zip(chosen, wanted, strict=True) if own == path]
+        near = [node for node in alike if node in dict(first)]
+        shared = min(_shared(paths[node], path) for node in near if node is not None)
+        closer = [own for _, own in first if _shared(own, path) > shared]
+        assert len(closer) < len(near)
+
+
+def test_places_of_a_rack_that_is_lost_are_filled_from_one_rack() -> None:
+    free = [(NodeId(f"n{number}"), ("block", f"rack-{number % 4}")) for number in range(12)]
+    lost: list[Path] = [("block", "rack-9")] * 3
+    found = choose(lost, [free])
+    assert len({dict(free)[node][1] for node in found if node is not None}) == 1
 
 
 def test_without_paths_nodes_are_taken_in_their_order() -> None:
     nodes = [(NodeId(name), ()) for name in ("c", "a", "b")]
     assert compact(nodes, 2) == ["c", "a"]
-    assert Nearest([[], nodes]).take(("rack-1",)) == "c"
+    assert choose([("rack-1",), ()], [[], nodes]) == ["c", "a"]
+    assert choose([()], []) == [None]
 
 
 def test_a_path_is_read_as_people_write_it() -> None:
@@ -118,6 +139,36 @@ def test_a_checked_standby_comes_before_a_nearer_node() -> None:
     driver.lose("n1")
     driver.answer_all("/stop/")
     assert driver.job().nodes == ("n3", "n2")
+
+
+def test_a_job_that_has_lost_all_nodes_takes_a_checked_standby() -> None:
+    driver = Driver()
+    for node, rack in (("n1", "a"), ("n2", "b"), ("n3", "b")):
+        _join(driver, node, f"block/{rack}")
+    driver.submit(nodes=1, standby=1)
+    assert driver.job().nodes == ("n1",)
+    driver.answer_all("/suite/")
+    driver.answer_all("/start/")
+    driver.advanced(1)
+    driver.answer_all("/suite/")
+    (standby,) = (node for node in ("n2", "n3") if driver.node(node).state is NodeState.STANDBY)
+    _join(driver, "n0", "block/a")
+    driver.lose("n1")
+    driver.answer_all("/stop/")
+    assert driver.job().nodes == (standby,)
+
+
+def test_a_host_that_has_gone_is_known_to_have_stood_where_it_did() -> None:
+    driver = Driver(settings=Settings(brings_nodes=True))
+    driver.send(NodeLocated(node=NodeId("n1"), topology="zone-1/rack-1"))
+    _join(driver, "n1", "")
+    driver.lose("n1")
+    driver.send(NodeLocated(node=NodeId("n1"), topology=""))
+    assert driver.node("n1").path == ("zone-1", "rack-1")
+    # A controller that starts hears agents first, and then of hosts.
+    again = Driver(driver.machine.state, Settings(brings_nodes=True))
+    _join(again, "n1", "", incarnation="two")
+    assert again.node("n1").path == ("zone-1", "rack-1")
 
 
 def test_the_cluster_says_where_hosts_stand_before_or_after_they_join() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outlast.tokens.manifest import BYTE
 from trainer.data.corpus import sentencepiece_model, tiktoken_encoding, tiktoken_file
 from trainer.data.corpus.tokenizer_type import ENDS, Tokenizer
 
-BYTE = "byte"
 # Of a folder, the first that it has.
 _FILES = ("tokenizer.json", "tokenizer.model")
 _CONFIG = "tokenizer_config.json"
@@ -71,7 +71,8 @@ def stamp(name: str) -> tuple[tuple[int, int], ...]:
     """Sizes of the files of a tokenizer and when they were written: others are another one."""
     if name == BYTE or name.startswith(tiktoken_encoding.PREFIX):
         return ()
-    files = [*_files_of(name), _parted(name)[1].with_name(_CONFIG)]
+    path = _parted(name)[1]
+    files = [*_files_of(name), *([path.with_name(_CONFIG)] if path.name == _FILES[0] else [])]
     stats = [each.stat() for each in files if each.is_file()]
     return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
 
@@ -110,7 +111,10 @@ def _parted(name: str) -> tuple[str | None, Path]:
 
 def _of_json(name: str, path: Path) -> Tokenizer:
     library = _opened(name, path)
-    named = [*ENDS, *_named_end(path)]
+    own = _named_end(path)
+    # Of a model for chats, what ends an answer is not what ends a document; and `</s>` may be a tag
+    # of HTML in the tokenizer of a model whose documents end otherwise.
+    named = [*(each for each in own if each in ENDS), *ENDS, *own]
     ends = [found for each in named if (found := library.token_to_id(each)) is not None]
 
     def encode(text: str) -> NDArray[Any]:
@@ -135,16 +139,13 @@ def _of_json(name: str, path: Path) -> Tokenizer:
 
 
 def _named_end(path: Path) -> list[str]:
-    """What the file beside a tokenizer.json says that a text ends with.
-
-    After the usual ones: of a model for chats it says what ends an answer.
-    """
+    """What the file beside a tokenizer.json says that a text ends with."""
     beside = path.with_name(_CONFIG)
     if path.name != _FILES[0] or not beside.is_file():
         return []
     try:
         end = json.loads(beside.read_bytes()).get("eos_token")
-    except (ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise ValueError(f"tokenizer {beside}: {error}") from error
     # Older files have all that there is to say of the token.
     end = end.get("content") if isinstance(end, dict) else end
