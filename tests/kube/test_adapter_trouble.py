@@ -32,8 +32,9 @@ def test_refused_pods_hold_up_no_sign_and_their_job_says_why(
     kube: Kube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        # Nobody would wait for a pause that long.
-        async with fleet(kube, tmp_path, retry_s=300.0, retry_max_s=300.0) as it:
+        # Nobody would wait for a pause that long, which follows a watch that is shorter, too.
+        long: dict[str, Any] = {"retry_s": 300.0, "retry_max_s": 300.0, "watch_s": 300.0}
+        async with fleet(kube, tmp_path, **long) as it:
             await it.running(2)
             monkeypatch.setattr(KubeApi, "create_pod", refuse)
             second = JobId("second")
