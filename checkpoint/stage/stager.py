@@ -264,7 +264,7 @@ class Stager:
         are_there = bool(self._slots) and all(slot.is_in_place for slot in self._slots)
         if not (is_same and are_there):
             return False
-        # Whoever finds one damaged puts it out of the way for it to be made anew.
+        # A process that finds a damaged slot or table deletes it: a new stager creates it again.
         if not allocation.are_whole(self._folder, self._table, len(self._slots)):
             return False
         self.move([named.tensor for named in tensors])

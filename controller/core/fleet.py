@@ -205,7 +205,7 @@ def forget_requested(ctx: Context, event: NodeForgetRequested) -> None:
     nodes.close_commands(ctx, event.node, "the node is forgotten", keep_stops=False)
     nodes.drop_from_jobs(ctx, event.node)
     ctx.record(NodeForgotten(node=event.node))
-    # Its host is still there, and where it stands is told once.
+    # The host may still exist, and the cluster reports its location only once.
     where = ctx.view(event.node).topology
     for table in (ctx.node_views, ctx.quiet, ctx.silent):
         table.pop(event.node, None)

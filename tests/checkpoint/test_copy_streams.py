@@ -267,13 +267,21 @@ def test_a_stager_goes_on_in_another_attempt(
     assert same_bits(into, others)
 
 
+def left_after_step_1(
+    folder: Path, tensors: list[NamedTensor], copy_stream: GatedCopyStream
+) -> Stager:
+    """A stager that has sealed one step and left its attempt."""
+    copy_stream.let(1000)
+    stager = make_stager(folder, tensors, copy_stream=copy_stream)
+    save(stager, 1)
+    stager.leave()
+    return stager
+
+
 def test_slots_that_others_have_replaced_are_not_gone_on_with(
     tmp_path: Path, tensors: list[NamedTensor], copy_stream: GatedCopyStream
 ) -> None:
-    copy_stream.let(1000)
-    stager = make_stager(tmp_path, tensors, copy_stream=copy_stream)
-    save(stager, 1)
-    stager.leave()
+    stager = left_after_step_1(tmp_path, tensors, copy_stream)
     assert not stager.rejoin(2, tensors[:-1])
     path = slotfile.slot_path(tmp_path / FOLDER, 0)
     path.with_name("other").write_bytes(path.read_bytes())
@@ -286,10 +294,7 @@ def test_slots_that_others_have_replaced_are_not_gone_on_with(
 def test_what_others_find_damaged_is_made_anew(
     tmp_path: Path, tensors: list[NamedTensor], copy_stream: GatedCopyStream
 ) -> None:
-    copy_stream.let(1000)
-    stager = make_stager(tmp_path, tensors, copy_stream=copy_stream)
-    save(stager, 1)
-    stager.leave()
+    stager = left_after_step_1(tmp_path, tensors, copy_stream)
     assert stager.rejoin(2, tensors)
     (tmp_path / FOLDER / slotfile.TABLE_FILE).unlink()
     assert not stager.rejoin(3, tensors)

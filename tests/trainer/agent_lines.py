@@ -17,6 +17,7 @@ from outlast.worker_line import (
     peer_pid,
     read_from_worker,
 )
+from tests.checkpoint.helpers import wait_for
 
 DEADLINE_S = 60.0
 
@@ -45,6 +46,8 @@ class AgentLines:
         return self._heard.get(timeout=DEADLINE_S)[0]
 
     def say(self, pid: int, message: FromAgent) -> None:
+        # A rank that has connected may not have been accepted yet.
+        wait_for(lambda: pid in self._lines, f"the line of {pid}")
         self._lines[pid].sendall(from_agent(message))
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ def test_a_device_that_cannot_be_freed_is_told_of(line: AgentLine) -> None:
 
     line.holds(abort)
     line.leave()
-    # Which ends: whoever is still to come would wait for what that left.
+    # The process ends then: communicators that were not aborted could block its next attempt.
     for _ in range(2):
         with pytest.raises(RuntimeError, match="unhandled system error"):
             line.abort()

@@ -57,8 +57,8 @@ class Kept:
         """What can be used again, once the attempt is left."""
         self.mesh, self.body = mesh, body
 
-    def lends_to(self, data_parallel: DataParallel) -> None:
-        """Of this attempt, what listens to the model."""
+    def note_listener(self, data_parallel: DataParallel) -> None:
+        """What has hooks in the model, until the attempt is left."""
         self._data_parallel = data_parallel
 
     def follow(self, loop: TrainLoop) -> None:

@@ -179,7 +179,7 @@ def _train(
     body = kept.body or build_body(spec, mesh)
     kept.keep(mesh, body)
     state = build_state(spec, mesh, assignment.data_dir, _node_loader(assignment), body)
-    kept.lends_to(state.data_parallel)
+    kept.note_listener(state.data_parallel)
     box.mark(StartMark.MODEL_READY)
     box.expect(expected_by(assignment.spec_json, mesh.at.pp, on_gpu=device.type == "cuda"))
     join = partial(
