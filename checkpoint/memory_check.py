@@ -17,16 +17,19 @@ from outlast.sizing.describe import in_words, told_apart
 from outlast.spec import JobSpec
 
 
-def check_host_memory(spec: JobSpec, ranks: Sequence[int], job_dir: Path) -> None:
+def check_host_memory(
+    spec: JobSpec, ranks: Sequence[int], job_dir: Path, *, shift: int = 0
+) -> None:
     """Raise MisfitError where these ranks, which share a node, need more host memory than it can
     hold, and OccupiedError where something else uses it now.
 
     `job_dir` is the job's folder in that of the agent, and need not be there yet. What an earlier
-    attempt has taken counts as free: its slots are used again, or give way to others.
+    attempt has taken counts as free: its slots are used again, or give way to others. `shift` is
+    that of copies, as in `placement_of`.
     """
     folder = job_dir.parent
     folder.mkdir(parents=True, exist_ok=True)
-    needed = host_memory_bytes(spec, ranks)
+    needed = host_memory_bytes(spec, ranks, shift=shift)
     total = most_host_memory_bytes(folder)
     what = f"checkpoints of {len(ranks)} ranks in {folder} need"
     if needed > total:

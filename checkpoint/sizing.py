@@ -10,19 +10,20 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from checkpoint.core.placement import Placement
-from checkpoint.core.slots import NUM_HELD_SLOTS
+from checkpoint.core.slots import NUM_HELD_SLOTS, NUM_SLOTS
 from checkpoint.replicas.placing import num_own_slots, placement_of, slots_by_stage
 from outlast.sizing.of_spec import plan_input
 from outlast.sizing.slots import host_slot_bytes
 from outlast.spec import JobSpec
 
 
-def host_memory_bytes(spec: JobSpec, ranks: Iterable[int]) -> int:
+def host_memory_bytes(spec: JobSpec, ranks: Iterable[int], *, shift: int = 0) -> int:
     """Enough tmpfs for the host-memory checkpoints of these ranks, which share a node.
 
-    Copies that the node keeps for another one are part of it.
+    Copies that the node keeps for another one are part of it; `shift` says which that is, as in
+    `placement_of`.
     """
-    placement = placement_of(spec)
+    placement = placement_of(spec, shift=shift)
     slots = dict.fromkeys(ranks, num_own_slots(placement))
     if placement is not None:
         for place in {rank // spec.workers_per_node for rank in slots}:
@@ -44,6 +45,13 @@ def placed_host_memory_bytes(spec: JobSpec, placement: Placement | None) -> int:
     # Of many nodes few hold different numbers of slots of each stage.
     kinds = {frozenset(counts.items()) for counts in slots_by_stage(spec, placement)}
     return max(_stages_bytes(spec, kinds))
+
+
+def any_shift_host_memory_bytes(spec: JobSpec, placement: Placement) -> int:
+    """The same, whichever other node's copies each node keeps: those with the most there are."""
+    kinds = {frozenset(counts.items()) for counts in slots_by_stage(spec, None)}
+    slots = num_own_slots(placement) + NUM_HELD_SLOTS
+    return max(_stages_bytes(spec, kinds)) // NUM_SLOTS * slots
 
 
 def _stages_bytes(spec: JobSpec, nodes: Collection[Collection[tuple[int, int]]]) -> list[int]:

@@ -122,4 +122,5 @@ def _start_message(start: NodeStart, packed_nodes: bytes) -> agents_pb2.StartWor
         replayed_step=attempt.replayed_step or 0,
         suspect_nodes=attempt.suspects,
         chosen_starts=chosen_messages(attempt.chosen),
+        replica_shift=attempt.replica_shift,
     )

@@ -12,7 +12,7 @@ from google.protobuf import json_format
 
 from checkpoint.core.placement import Placement
 from checkpoint.replicas.placing import partner_node_indexes, placement_of
-from checkpoint.sizing import placed_host_memory_bytes
+from checkpoint.sizing import any_shift_host_memory_bytes, placed_host_memory_bytes
 from controller.core.capacity import Capacity, NodeNeed
 from controller.core.kinds import NonFiniteAgain, Rung
 from controller.core.records import JobPlan, Size
@@ -45,6 +45,8 @@ def plan_of(spec: JobSpec) -> JobPlan:
         diagnose_timeout_s=recovery.diagnose_timeout_s,
         ladder=tuple(Rung(rung) for rung in recovery.ladder),
         replica_node_indexes=wanted.replica_node_indexes,
+        replica_shift=wanted.replica_shift,
+        any_shift_bytes=wanted.any_shift_bytes,
         tp=spec.parallel.tp,
         pp=spec.parallel.pp,
         ep=spec.parallel.ep,
@@ -73,8 +75,17 @@ def _size_of(spec: JobSpec) -> Size:
         replica_node_indexes=()
         if placement is None
         else partner_node_indexes(placement, spec.workers_per_node),
+        replica_shift=0 if placement is None else placement.shift,
+        any_shift_bytes=_any_shift_bytes(spec, placement),
         need=_need_of(spec, placement),
     )
+
+
+def _any_shift_bytes(spec: JobSpec, placement: Placement | None) -> int:
+    # What a script keeps in host memory is not known before it runs.
+    if placement is None or not placement.shift or spec.is_script:
+        return 0
+    return any_shift_host_memory_bytes(spec, placement)
 
 
 def _need_of(spec: JobSpec, placement: Placement | None) -> NodeNeed:

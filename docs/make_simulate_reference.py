@@ -84,19 +84,20 @@ smaller and back again takes two restarts from storage, so it pays where nodes t
 ## Beside the mix
 
 `--mass N`: N times each, a rack of 16 nodes loses power, nine tenths of the nodes vanish from the
-controller's sight for up to 15 minutes, and the controller dies between two effects. The nodes of a
-rack have neighbouring places in the job.
+controller's sight for up to 15 minutes, and the controller dies between two effects. Nodes say in
+which rack they stand.
 
 ## Copies of host memory
 
 With `--replicas`, the default, `checkpoint.core.placement` says which node keeps the copies of
-which ranks, an order to start says where that node's agent is, and `checkpoint.core.slots` says
-which slot and which copy gives way. A copy is on its way for one step here (ours), all ranks copy
-the same step, and a node that has nothing fetches what its ranks had before they look into their
-memory. Of the jobs of random seeds two fifths keep copies, which take up to three steps; a quarter
-of these hold the same state on all data-parallel ranks, of which nothing is copied. Held against
-that: a job that loses one node goes on from its copies, and no rank restores what is another one's
-or what a later attempt has left behind.
+which ranks, the controller by how many nodes it is away where it knows their racks, an order to
+start where that node's agent is, and `checkpoint.core.slots` which slot and which copy gives way.
+A copy is on its way for one step here (ours), all ranks copy the same step, and a node that has
+nothing fetches what its ranks had before they look into their memory. Of the jobs of random seeds
+two fifths keep copies, which take up to three steps; a quarter of these hold the same state on all
+data-parallel ranks, of which nothing is copied. Held against that: a job goes on from its copies
+unless it loses a node together with all that keep its copies, and no rank restores what is another
+one's or what a later attempt has left behind.
 
 Who holds up a job that hangs is worked out beside everything else, as by the controller's threads
 (`judge`, below): when the answer comes, the job may have gone on or have been stopped.

@@ -208,6 +208,8 @@ class WorkerContract:
     """The user's own program, which the worker then is; None for the trainer."""
     agent_line: str = ""
     """Where the agent listens (`outlast.worker_line`); "": the process ends with its attempt."""
+    replica_shift: int = 0
+    """By how many nodes the keeper of a node's copies is behind it; 0: as the layout has it."""
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -267,6 +269,7 @@ class WorkerContract:
             data_socket=read.path("data_socket") if read.text("data_socket") else None,
             script=read.script("script"),
             agent_line=read.text("agent_line"),
+            replica_shift=read.number("replica_shift"),
         )
 
 

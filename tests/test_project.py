@@ -21,7 +21,7 @@ PACKAGES = ("outlast", "controller", "trainer", "checkpoint", "diagnostics", "de
 CORES = ("controller/core", "trainer/core", "checkpoint/core", "diagnostics/core")
 # Modules of `outlast` that a core may use: they are values and vocabulary.
 CORE_VOCABULARY = ("blackbox", "chosen", "clock", "errors", "failures", "flops", "ids", "layout")
-CORE_VOCABULARY += ("sizing", "skipped", "worker_contract")
+CORE_VOCABULARY += ("replica_shift", "sizing", "skipped", "worker_contract")
 FORBIDDEN_IN_CORES = {
     *("asyncio", "concurrent", "logging", "multiprocessing", "random", "secrets"),
     *("socket", "subprocess", "threading", "time"),

@@ -10,10 +10,13 @@ from checkpoint.core.slots import NUM_HELD_SLOTS, NUM_SLOTS, NUM_SLOTS_WITH_REPL
 from outlast.spec import JobSpec
 
 
-def placement_of(spec: JobSpec, rank_nodes: Sequence[str] = ()) -> Placement | None:
+def placement_of(
+    spec: JobSpec, rank_nodes: Sequence[str] = (), *, shift: int = 0
+) -> Placement | None:
     """Where else each rank's state is; None where the spec wants no copies.
 
     `rank_nodes` names the node of each rank; unless given, nodes are called by their index.
+    `shift` is the attempt's, as its order to start says it.
     """
     if spec.checkpoint.replicas == 0:
         return None
@@ -25,7 +28,7 @@ def placement_of(spec: JobSpec, rank_nodes: Sequence[str] = ()) -> Placement | N
     # Of a script's ranks nobody knows which have the same.
     parallel = spec.parallel
     dp_is_sharded = spec.is_script or parallel.zero.level > 0 or parallel.ep > 1
-    return place_replicas(layout, nodes, dp_is_sharded=dp_is_sharded)
+    return place_replicas(layout, nodes, dp_is_sharded=dp_is_sharded, shift=shift)
 
 
 def partner_node_indexes(

@@ -152,7 +152,7 @@ class OrderSteps:
             # What it will keep in host memory is known when its session makes room for it.
             order.spec = await self._script_here(command.job_id, spec)
         else:
-            launch.check_host_memory(config, command.job_id, spec, ranks)
+            launch.check_host_memory(config, command.job_id, spec, command.start_workers)
             await self._preflight.check(command, spec)
         order.copies = replica_plan(config, command, spec)
         strays = stray_folders(config.job_memory_dir(command.job_id), ranks)

@@ -37,6 +37,8 @@ class AttemptRecord:
     replayed_step: int | None = None
     suspects: tuple[NodeId, ...] = ()
     chosen: tuple[ChosenStart, ...] = ()
+    # By how many places the copies of a node's ranks are away from it; 0: as the layout has it.
+    replica_shift: int = 0
 
     @property
     def world_size(self) -> int:

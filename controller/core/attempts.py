@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import assert_never
 
-from controller.core import incidents, misfit, nodes, searching, topology
+from controller.core import copies, incidents, misfit, nodes, searching, topology
 from controller.core.attempt_record import AttemptRecord
 from controller.core.changes import AttemptPut
 from controller.core.context import Context
@@ -99,7 +99,7 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
         reason,
         deadline_s=ctx.now_s + job.plan.first_step_timeout_s,
     )
-    ctx.record(AttemptPut(attempt=_record_of(job, places, ctx.state.nodes[places[0]])))
+    ctx.record(AttemptPut(attempt=_record_of(ctx, job, places)))
     for node_id in places:
         ctx.open_command(
             CommandId(f"{job.job_id}/a{attempt}/start/{node_id}"),
@@ -110,8 +110,10 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
         )
 
 
-def _record_of(job: JobRecord, places: tuple[NodeId, ...], first: NodeRecord) -> AttemptRecord:
+def _record_of(ctx: Context, job: JobRecord, places: tuple[NodeId, ...]) -> AttemptRecord:
     """What all nodes of an attempt receive; the first one hosts the rendezvous."""
+    nodes_of_job = [ctx.state.nodes[node_id] for node_id in places]
+    first, before = nodes_of_job[0], ctx.state.attempts.get(job.job_id)
     return AttemptRecord(
         job=job.job_id,
         attempt=job.attempt,
@@ -127,6 +129,7 @@ def _record_of(job: JobRecord, places: tuple[NodeId, ...], first: NodeRecord) ->
         replayed_step=job.replayed_step,
         suspects=job.replayed_on,
         chosen=job.chosen,
+        replica_shift=copies.replica_shift(job, nodes_of_job, before),
     )
 
 

@@ -155,7 +155,12 @@ def _shrunk(
 def _at(ctx: Context, job: JobRecord, size: Size, places: tuple[NodeId | None, ...]) -> JobRecord:
     """The job at another size, with these places."""
     plan = replace(
-        job.plan, nodes=size.nodes, replica_node_indexes=size.replica_node_indexes, need=size.need
+        job.plan,
+        nodes=size.nodes,
+        replica_node_indexes=size.replica_node_indexes,
+        replica_shift=size.replica_shift,
+        any_shift_bytes=size.any_shift_bytes,
+        need=size.need,
     )
     unchecked = tuple(node for node in job.unchecked if node in places)
     return ctx.put(

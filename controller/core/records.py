@@ -35,6 +35,8 @@ class Size:
     nodes: int
     spec_json: str
     replica_node_indexes: tuple[tuple[int, ...], ...] = ()
+    replica_shift: int = 0
+    any_shift_bytes: int = 0
     need: NodeNeed = NOTHING_NEEDED
 
 
@@ -57,6 +59,10 @@ class JobPlan:
     # By index of a node, those of the nodes that have its state, too; empty when host memory is
     # not copied between nodes.
     replica_node_indexes: tuple[tuple[int, ...], ...] = ()
+    # By how many places a node's copies are away from it, 0 where there are none, and the host
+    # memory that a node needs where they may be any other number of places away.
+    replica_shift: int = 0
+    any_shift_bytes: int = 0
     # Largest first, the wanted one before all; empty when the job has one size only.
     sizes: tuple[Size, ...] = ()
     # How long missing nodes are waited for, and the least time between growing and growing.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from controller.core.attempt_record import AttemptRecord, NodeStart
 from controller.core.changes import State
+from controller.core.copies import partner_indexes
 from controller.core.replica_peers import ReplicaPeer
 from outlast.ids import NodeId
 
@@ -26,10 +27,8 @@ def start_on(state: State, attempt: AttemptRecord, node: NodeId) -> NodeStart:
 def _replica_peers(
     state: State, attempt: AttemptRecord, node_index: int
 ) -> tuple[ReplicaPeer, ...]:
-    replica_node_indexes = state.jobs[attempt.job].plan.replica_node_indexes
-    if not replica_node_indexes:
-        return ()
-    peers = (state.nodes.get(attempt.nodes[other]) for other in replica_node_indexes[node_index])
+    others = partner_indexes(state.jobs[attempt.job].plan, attempt, node_index)
+    peers = (state.nodes.get(attempt.nodes[other]) for other in others)
     return tuple(
         ReplicaPeer(
             node=peer.node,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from checkpoint.core.placement import Placement, place_replicas
 from checkpoint.replicas.placing import partner_node_indexes
@@ -93,29 +93,34 @@ class SimJob:
         plan = self.plan
         self.plan = replace(
             plan,
-            replica_node_indexes=_partners(self, plan, plan.nodes),
-            sizes=tuple(
-                replace(size, replica_node_indexes=_partners(self, plan, size.nodes))
-                for size in plan.sizes
-            ),
+            **_copies(self, plan, plan.nodes),
+            sizes=tuple(replace(size, **_copies(self, plan, size.nodes)) for size in plan.sizes),
         )
 
 
-def placement_of(job: SimJob, layout: Layout, rank_nodes: Sequence[str]) -> Placement | None:
+def placement_of(
+    job: SimJob, layout: Layout, rank_nodes: Sequence[str], shift: int = 0
+) -> Placement | None:
     """Where else the state of each rank is; None where the job wants no copies."""
     if not job.replicas:
         return None
-    return place_replicas(layout, rank_nodes, dp_is_sharded=job.dp_is_sharded)
+    return place_replicas(layout, rank_nodes, dp_is_sharded=job.dp_is_sharded, shift=shift)
 
 
-def _partners(job: SimJob, plan: JobPlan, nodes: int) -> tuple[tuple[int, ...], ...]:
+class _Copies(TypedDict):
+    replica_node_indexes: tuple[tuple[int, ...], ...]
+    replica_shift: int
+
+
+def _copies(job: SimJob, plan: JobPlan, nodes: int) -> _Copies:
     """As the controller has it from a spec."""
     per_node = plan.workers_per_node
     layout = Layout(tp=plan.tp, pp=plan.pp, dp=nodes * per_node // (plan.tp * plan.pp))
     names = [name for name in map(str, range(nodes)) for _ in range(per_node)]
     placement = placement_of(job, layout, names)
     assert placement is not None
-    return partner_node_indexes(placement, per_node)
+    indexes = partner_node_indexes(placement, per_node)
+    return {"replica_node_indexes": indexes, "replica_shift": placement.shift}
 
 
 class Phase(Enum):
@@ -140,6 +145,7 @@ class Start:
     committed_step: int
     skipped: tuple[StepRange, ...]
     replayed_step: int
+    replica_shift: int
 
 
 def read_start(start: agents_pb2.StartWorkers) -> Start:
@@ -150,6 +156,7 @@ def read_start(start: agents_pb2.StartWorkers) -> Start:
         committed_step=start.committed_step,
         skipped=tuple(StepRange(first=each.first, last=each.last) for each in start.skipped),
         replayed_step=start.replayed_step,
+        replica_shift=start.replica_shift,
     )
 
 
@@ -166,6 +173,8 @@ class Training:
     skipped: tuple[StepRange, ...] = ()
     # What two replicas are to compute, and compare; 0 for nothing.
     replayed_step: int = 0
+    # By how many nodes copies are away; 0: as the layout has it.
+    replica_shift: int = 0
     joined: dict[int, Worker] = field(default_factory=dict)
     # By node, the agents that may have its ranks' state, as its order to start says.
     peers: dict[NodeId, tuple[agents_pb2.ReplicaPeer, ...]] = field(default_factory=dict)
@@ -212,7 +221,7 @@ class Training:
         self._ranks = {node: [] for node in self.nodes}
         for rank, node in enumerate(self.rank_nodes):
             self._ranks[node].append(rank)
-        self.placement = placement_of(self.job, self.layout, self.rank_nodes)
+        self.placement = placement_of(self.job, self.layout, self.rank_nodes, self.replica_shift)
         self.usual_step_s = self.job.step_s * self.job.plan.world_size / self.world_size
 
     def completed(self, now_s: float) -> int:

@@ -207,15 +207,19 @@ class Campaign:
     # What a mix does not count
 
     def _rack_dies(self) -> None:
-        # Neighbours have neighbouring names, and so neighbouring places in their job: a node and
-        # the one that keeps its copies most often die together.
         names = sorted(in_use(self._world))
         if not names:
             return
         self.struck["rack lost power"] += 1
-        first = self._world.random.randrange(len(names))
-        for name in names[first : first + RACK_NODES]:
-            self._world.kill_node(name, why="rack lost power")
+        rack = self._rack_of(names[self._world.random.randrange(len(names))])
+        for name in names:
+            if self._rack_of(name) == rack:
+                self._world.kill_node(name, why="rack lost power")
+
+    def _rack_of(self, name: NodeId) -> str:
+        capacity = self._world.nodes[name].capacity
+        assert capacity is not None, "a scenario says where its nodes stand"
+        return capacity.topology
 
     def _controller_cut(self) -> None:
         """Most nodes vanish from the controller's sight at once; training goes on."""

@@ -89,7 +89,7 @@ class Memory:
                 held = self._world.nodes[NodeId(holder)].replicas.get(job_id, {})
                 yield held.get((training.world_size, rank), ())
             return
-        for twin in placement.near_twins(rank):
+        for twin in placement.twins_to_ask(rank):
             node = training.rank_nodes[twin]
             if self._reaches(known_peers.get(node)):
                 memory = self._world.nodes[node].memory.get(job_id, {})

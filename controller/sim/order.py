@@ -57,4 +57,5 @@ def training_of(world: World, order: Order) -> Training:
         committed_hint=start.committed_step,
         skipped=start.skipped,
         replayed_step=start.replayed_step,
+        replica_shift=start.replica_shift,
     )

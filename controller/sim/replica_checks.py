@@ -1,12 +1,13 @@
 """Invariant 7 of copies in the host memory of other nodes.
 
-A job that loses one node goes on from its copies, with no more steps lost than a copy takes.
+A job goes on from its copies, with no more steps lost than a copy takes, unless it loses a node
+together with those that keep its copies.
 What a rank restores from them is its own, and of an attempt that no later one has left behind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Promise:
-    """To where a job comes back that loses one of these nodes."""
+    """To where a job comes back that loses some of these nodes, and none that keep their copies."""
 
     step: int
     world_size: int
@@ -83,8 +84,8 @@ class ReplicaChecks:
             zip(training.nodes, self._num_lost(training), strict=True),
             strict=True,
         )
-        num_changed = sum(then != now for then, now in pairs)
-        if num_changed <= 1 and not is_undone(training.skipped, promise.step):
+        changed = {now[0] for then, now in pairs if then != now}
+        if _are_kept(training, changed) and not is_undone(training.skipped, promise.step):
             self._fail(training, f"resumed from {training.resumed}, with copies of {promise.step}")
 
     def restored(self, training: Training, parts: Sequence[Part]) -> None:
@@ -108,3 +109,14 @@ class ReplicaChecks:
     def _fail(self, training: Training, what: str) -> NoReturn:
         name = f"{training.job.job_id}/a{training.attempt}"
         raise Violation(f"invariant 7 at {self._world.hours:.4f} h: {name}: {what}")
+
+
+def _are_kept(training: Training, changed: Set[NodeId]) -> bool:
+    """Whether another node has the state of each rank whose own node has changed."""
+    placement = training.placement
+    assert placement is not None
+    return all(
+        any(NodeId(other) not in changed for other in placement.partners([rank]))
+        for rank, node in enumerate(training.rank_nodes)
+        if node in changed
+    )

@@ -19,7 +19,7 @@ from controller.core.records import JobPlan, JobRecord, Size
 from controller.core.standbys import standbys_for
 from controller.core.states import TERMINAL, JobState
 from controller.sim.attempt import SimJob
-from controller.sim.campaign import DAY_S, Campaign
+from controller.sim.campaign import DAY_S, RACK_NODES, Campaign
 from controller.sim.durations import Duration, SourcedPace, durations_for, with_changes
 from controller.sim.faults import end_faults
 from controller.sim.garbage import few_collections
@@ -327,8 +327,24 @@ def shape_of(scenario: Scenario) -> Shape:
     )
     if scenario.replicas:
         job.keep_copies(dp_is_sharded=True)
-    every = max(1, scenario.nodes // 16)
-    coarse = Fidelity(
+    return Shape(
+        num_nodes=scenario.nodes + scenario.num_standbys,
+        workers_per_node=1,
+        jobs=(job,),
+        provisions=True,
+        keeps_pool=True,
+        rack_nodes=RACK_NODES,
+        fidelity=_fidelity(scenario.nodes),
+        heartbeat_s=scenario.heartbeat_s,
+        limits=_limits(scenario.heartbeat_s),
+    )
+
+
+def _fidelity(nodes: int) -> Fidelity:
+    if nodes <= WHOLE_UP_TO_NODES:
+        return WHOLE
+    every = max(1, nodes // 16)
+    return Fidelity(
         progress_at_once=True,
         max_cascade=8,
         idle_messages=False,
@@ -336,16 +352,6 @@ def shape_of(scenario: Scenario) -> Shape:
         codec_every=every,
         # Each looks at the whole fleet: a few times while all nodes answer an order once.
         compare_every=4 * every,
-    )
-    return Shape(
-        num_nodes=scenario.nodes + scenario.num_standbys,
-        workers_per_node=1,
-        jobs=(job,),
-        provisions=True,
-        keeps_pool=True,
-        fidelity=WHOLE if scenario.nodes <= WHOLE_UP_TO_NODES else coarse,
-        heartbeat_s=scenario.heartbeat_s,
-        limits=_limits(scenario.heartbeat_s),
     )
 
 

@@ -79,7 +79,7 @@ def draw_shape(random: Random) -> Shape:
     for job in shape.jobs:
         job.modes = _draw_modes(random)
     _draw_workloads(random, shape.jobs)
-    return shape
+    return replace(shape, rack_nodes=random.choice((0, 1, 3, 8)))
 
 
 def _draw_workloads(random: Random, jobs: Sequence[SimJob]) -> None:

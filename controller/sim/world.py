@@ -7,7 +7,7 @@ random comes from one `Random`, so that a seed replays exactly.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from controller.core import events as ev
@@ -56,6 +56,8 @@ class Shape:
     # agents do not say.
     capacities: tuple[Capacity, ...] = ()
     later_capacity: Capacity | None = None
+    # Of nodes that are not told to stand elsewhere: how many there are to a rack; 0: nobody says.
+    rack_nodes: int = 0
 
 
 class World:
@@ -87,6 +89,7 @@ class World:
         self.bad_links: list[tuple[NodeId, NodeId]] = []
         self._workers_per_node = shape.workers_per_node
         self._capacities, self._later_capacity = shape.capacities, shape.later_capacity
+        self._rack_nodes = shape.rack_nodes
         # Since when a node is not heard; nodes that beat are absent.
         self._quiet: dict[NodeId, float] = {}
         self._beating: dict[NodeId, float] = {}
@@ -169,15 +172,22 @@ class World:
         """A new machine joins."""
         number = len(self.nodes) + 1
         name = NodeId(f"n{number:02d}")
-        known = number <= len(self._capacities)
         self.nodes[name] = Node(
             name=name,
             number=number,
             workers=self._workers_per_node,
-            capacity=self._capacities[number - 1] if known else self._later_capacity,
+            capacity=self._capacity_of(number),
         )
         self._quiet[name] = self.now_s
         self.start_agent(name)
+
+    def _capacity_of(self, number: int) -> Capacity | None:
+        known = number <= len(self._capacities)
+        capacity = self._capacities[number - 1] if known else self._later_capacity
+        if self._rack_nodes and (capacity is None or not capacity.topology):
+            rack = f"rack-{(number - 1) // self._rack_nodes}"
+            capacity = replace(capacity or Capacity(), topology=rack)
+        return capacity
 
     def start_agent(self, name: NodeId) -> None:
         """An agent starts on a machine that is on and has none."""

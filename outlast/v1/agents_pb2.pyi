@@ -992,6 +992,7 @@ class StartWorkers(google.protobuf.message.Message):
     SUSPECT_NODES_FIELD_NUMBER: builtins.int
     PACKED_NODES_FIELD_NUMBER: builtins.int
     CHOSEN_STARTS_FIELD_NUMBER: builtins.int
+    REPLICA_SHIFT_FIELD_NUMBER: builtins.int
     spec_json: builtins.str
     """The validated spec, canonical JSON."""
     world_size: builtins.int
@@ -1010,6 +1011,8 @@ class StartWorkers(google.protobuf.message.Message):
     """Of a job with more than 1,024 ranks in the place of `rank_nodes`: zlib of the nodes' names in
     rank order, a newline between them. Each has world_size / names ranks, side by side.
     """
+    replica_shift: builtins.int
+    """By how many nodes the one that keeps a node's copies is behind it; 0: as the layout has it."""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Ranks to start here, in local order."""
@@ -1052,8 +1055,9 @@ class StartWorkers(google.protobuf.message.Message):
         suspect_nodes: collections.abc.Iterable[builtins.str] | None = ...,
         packed_nodes: builtins.bytes = ...,
         chosen_starts: collections.abc.Iterable[outlast.v1.common_pb2.ChosenStart] | None = ...,
+        replica_shift: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint_url", b"checkpoint_url", "chosen_starts", b"chosen_starts", "committed_step", b"committed_step", "owner", b"owner", "packed_nodes", b"packed_nodes", "rank_nodes", b"rank_nodes", "ranks", b"ranks", "rendezvous_host", b"rendezvous_host", "rendezvous_port", b"rendezvous_port", "replayed_step", b"replayed_step", "replica_peers", b"replica_peers", "skipped", b"skipped", "spec_json", b"spec_json", "suspect_nodes", b"suspect_nodes", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint_url", b"checkpoint_url", "chosen_starts", b"chosen_starts", "committed_step", b"committed_step", "owner", b"owner", "packed_nodes", b"packed_nodes", "rank_nodes", b"rank_nodes", "ranks", b"ranks", "rendezvous_host", b"rendezvous_host", "rendezvous_port", b"rendezvous_port", "replayed_step", b"replayed_step", "replica_peers", b"replica_peers", "replica_shift", b"replica_shift", "skipped", b"skipped", "spec_json", b"spec_json", "suspect_nodes", b"suspect_nodes", "world_size", b"world_size"]) -> None: ...
 
 global___StartWorkers = StartWorkers
 

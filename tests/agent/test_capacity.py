@@ -12,6 +12,7 @@ from controller.agent.observe.capacity import NodeCapacity, count_gpus
 from controller.agent.workers.launch import StartRefusedError, check_host_memory
 from outlast.failures import ErrorKind
 from outlast.spec.parse import parse_spec
+from outlast.v1 import agents_pb2
 
 GIB = 1 << 30
 
@@ -131,10 +132,11 @@ def test_slots_that_never_fit_are_told_from_those_that_do_not_fit_now(
 ) -> None:
     given = config(tmp_path)
     spec = parse_spec({"name": "job", "model": {"layers": 8, "hidden": 4096, "heads": 32}})
+    start = agents_pb2.StartWorkers(ranks=[0])
     place = "checkpoint.memory_check.most_host_memory_bytes"
     monkeypatch.setattr(place, lambda folder: 1 << 20)
     with pytest.raises(StartRefusedError, match=r"it holds 1\.0 MiB in all") as refused:
-        check_host_memory(given, "job-1", spec, [0])
+        check_host_memory(given, "job-1", spec, start)
     assert refused.value.kind is ErrorKind.MISFIT
 
     monkeypatch.setattr(place, lambda folder: 1 << 60)
@@ -143,5 +145,5 @@ def test_slots_that_never_fit_are_told_from_those_that_do_not_fit_now(
     other.mkdir()
     (other / "slot").write_bytes(bytes(1 << 20))
     with pytest.raises(StartRefusedError, match=r"used by job-0 \(1\.0 MiB\)") as refused:
-        check_host_memory(given, "job-1", spec, [0])
+        check_host_memory(given, "job-1", spec, start)
     assert refused.value.kind is ErrorKind.OCCUPIED

@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from checkpoint.core.placement import Placement, place_replicas
 from outlast.layout import Layout
+from outlast.replica_shift import choose_shift
 
 few = settings(max_examples=80, deadline=None)
 
 degrees = st.sampled_from([1, 2, 3, 4])
+_RACKS = st.sampled_from([(), ("a",), ("b",), ("a", "a"), ("a", "b")])
 
 
 @st.composite
@@ -37,7 +39,7 @@ def test_every_rank_has_its_state_on_another_node_where_there_is_one(
     _, nodes, _ = job
     placement = place(job)
     for rank, node in enumerate(nodes):
-        others = [placement.holders[rank], *(nodes[twin] for twin in placement.near_twins(rank))]
+        others = [placement.holders[rank], *(nodes[twin] for twin in placement.twins_to_ask(rank))]
         elsewhere = [other for other in others if other is not None]
         assert node not in elsewhere
         assert bool(elsewhere) == (len(set(nodes)) > 1)
@@ -54,7 +56,7 @@ def test_what_data_parallelism_has_on_another_node_is_not_copied(
         spread = len({nodes[peer] for peer in layout.group_of("dp", rank)}) > 1
         if spread and not dp_is_sharded:
             assert placement.holders[rank] is None
-            assert placement.near_twins(rank)
+            assert placement.twins_to_ask(rank)
         elif len(set(nodes)) > 1:
             assert placement.holders[rank] is not None
 
@@ -124,7 +126,7 @@ def test_pipeline_over_four_nodes_with_sharded_dp_leaves_all_groups() -> None:
     nodes = [f"n{rank // 2}" for rank in range(12)]
     placement = place_replicas(Layout(tp=2, pp=3, dp=2), nodes, dp_is_sharded=False)
     assert placement.holders == (None,) * 12
-    assert placement.near_twins(0) == (2,)
+    assert placement.twins_to_ask(0) == (2,)
 
 
 def test_copies_of_a_long_pipeline_go_to_the_next_node() -> None:
@@ -133,6 +135,68 @@ def test_copies_of_a_long_pipeline_go_to_the_next_node() -> None:
     assert placement.holders == ("b", "b", "c", "c", "a", "a")
     assert placement.held_on("a") == (4, 5)
     assert placement.partners([0, 1]) == ("b",)
+
+
+@few
+@given(jobs(), st.data())
+def test_a_holder_is_in_another_rack_where_any_turn_allows_that(
+    job: tuple[Layout, list[str], bool], data: st.DataObject
+) -> None:
+    """Racks come first, and among the shifts that are best for them, groups."""
+    layout, nodes, _ = job
+    order = list(dict.fromkeys(nodes))
+    racks = data.draw(st.lists(_RACKS, min_size=len(order), max_size=len(order)))
+    if len(order) < 2:
+        return
+    places = [order.index(node) for node in nodes]
+    everyone = range(layout.world_size)
+    shift = choose_shift(layout, places, len(order), everyone, racks)
+
+    def cost(shift: int) -> tuple[int, int]:
+        turned = [(index + shift) % len(order) for index in range(len(order))]
+        return (
+            sum(
+                bool(rack) and rack == racks[holder]
+                for rack, holder in zip(racks, turned, strict=True)
+            ),
+            sum(
+                any(
+                    places[peer] == turned[places[rank]]
+                    for kind in ("tp", "pp", "dp")
+                    for peer in layout.group_of(kind, rank)
+                )
+                for rank in everyone
+            ),
+        )
+
+    # Of equals the nearest.
+    assert (*cost(shift), shift) == min((*cost(each), each) for each in range(1, len(order)))
+
+
+@given(sizes=st.lists(st.integers(1, 9), min_size=2, max_size=6))
+def test_racks_in_a_row_lose_no_copy_with_a_rack_unless_one_is_more_than_half(
+    sizes: list[int],
+) -> None:
+    racks = [("block", f"rack-{rack}") for rack, size in enumerate(sizes) for _ in range(size)]
+    total = len(racks)
+    # All nodes share a group.
+    shift = choose_shift(Layout(dp=total), range(total), total, range(total), racks)
+    num_shared = sum(rack == racks[(index + shift) % total] for index, rack in enumerate(racks))
+    assert num_shared == max(0, 2 * max(sizes) - total)
+
+
+def test_twins_that_are_asked_are_one_near_and_one_far() -> None:
+    """Those of neighbours were lost with a rack."""
+    nodes = [f"n{rank}" for rank in range(32)]
+    placement = place_replicas(Layout(dp=32), nodes, dp_is_sharded=False)
+    assert placement.twins_to_ask(0) == (1, 16)
+    assert placement.twins_to_ask(31) == (0, 15)
+
+
+def test_copies_that_would_go_nowhere_are_refused() -> None:
+    for shift in (-1, 2, 3):
+        with pytest.raises(ValueError, match=f"{shift} places away on 2 nodes"):
+            place_replicas(Layout(dp=2), ["a", "b"], dp_is_sharded=True, shift=shift)
 
 
 def test_rank_without_a_node_is_refused() -> None:

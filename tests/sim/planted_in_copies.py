@@ -34,7 +34,7 @@ REPLICA_BUGS = (
         (7,),
         around(starts, "_replica_peers", _of_the_next_node),
     ),
-    bug("a node keeps its own copies", (7,), (placement, "_choose_shift", lambda *_: 0)),
+    bug("a node keeps its own copies", (7,), (placement, "choose_shift", lambda *_: 0)),
     bug(
         "what differs from rank to rank is not copied",
         (7,),

@@ -217,7 +217,12 @@ def _check_host_memory(assignment: Assignment) -> None:
     """Before this rank's first attempt here: an earlier one has taken its slots, and what others
     need shows as theirs are made."""
     if not (assignment.memory_dir / TABLE_FILE).exists():
-        check_host_memory(assignment.spec, assignment.node_ranks, assignment.memory_dir.parent)
+        check_host_memory(
+            assignment.spec,
+            assignment.node_ranks,
+            assignment.memory_dir.parent,
+            shift=assignment.replica_shift,
+        )
 
 
 def _node_loader(assignment: Assignment) -> NodeLoader | None:

@@ -68,7 +68,7 @@ class ReplicaPlan:
             return (Source(peer=holder, rank=rank, own=False),)
         return tuple(
             Source(peer=self.peers[node], rank=twin, own=True)
-            for twin in placement.near_twins(rank)
+            for twin in placement.twins_to_ask(rank)
             if (node := placement.rank_nodes[twin]) in self.peers
         )
 
@@ -260,7 +260,7 @@ def replica_plan(
 ) -> ReplicaPlan | None:
     """What a start command means for copies; None where the job wants none."""
     start = command.start_workers
-    placement = placement_of(spec, rank_nodes(start))
+    placement = placement_of(spec, rank_nodes(start), shift=start.replica_shift)
     if placement is None:
         return None
     peers = {

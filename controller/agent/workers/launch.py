@@ -75,11 +75,12 @@ def choose_device(spec: JobSpec, num_ranks: int, device_dir: Path = Path("/dev")
 
 
 def check_host_memory(
-    config: AgentConfig, job_id: str, spec: JobSpec, ranks: Sequence[int]
+    config: AgentConfig, job_id: str, spec: JobSpec, start: agents_pb2.StartWorkers
 ) -> None:
-    """Refuse when the slots of these ranks do not fit beside what is there."""
+    """Refuse when the slots of a start's ranks do not fit beside what is there."""
+    job_dir = config.job_memory_dir(job_id)
     try:
-        memory_check.check_host_memory(spec, ranks, config.job_memory_dir(job_id))
+        memory_check.check_host_memory(spec, start.ranks, job_dir, shift=start.replica_shift)
     except MisfitError as error:
         raise StartRefusedError(ErrorKind.MISFIT, str(error)) from error
     except OccupiedError as error:
@@ -213,6 +214,7 @@ def _contract(
         # The standby process puts the real moment here.
         forked_at_ns=0,
         device="",
+        replica_shift=start.replica_shift,
     )
 
 

@@ -1,0 +1,54 @@
+"""Which nodes keep the copies of a job's host memory, where it is known how nodes stand.
+
+All ranks of a node have their copies on the node some places behind it. Which shift leads out of
+most groups of ranks is in the plan; the one of an attempt leads out of racks first.
+
+What does not belong here: how a shift is chosen (`outlast.replica_shift`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import eq
+
+from controller.core.attempt_record import AttemptRecord
+from controller.core.records import JobPlan, JobRecord, NodeRecord
+from outlast.layout import Layout
+from outlast.replica_shift import choose_shift
+
+
+def replica_shift(job: JobRecord, nodes: Sequence[NodeRecord], before: AttemptRecord | None) -> int:
+    """By how many places copies are away from these nodes, in the order of their ranks; 0: by as
+    many as the plan has it.
+
+    `before` is the job's attempt until now. As long as a node of it is in its place, another one
+    may need what it keeps, so copies stay where they are.
+    """
+    plan, names = job.plan, tuple(node.node for node in nodes)
+    if before is not None and len(before.nodes) == len(names) and any(map(eq, before.nodes, names)):
+        return before.replica_shift
+    domains = [node.path for node in nodes]
+    if not plan.replica_shift or not any(domains) or not _has_room(plan, nodes):
+        return 0
+    layout = Layout(tp=plan.tp, pp=plan.pp, dp=plan.world_size // (plan.tp * plan.pp))
+    places = [rank // plan.workers_per_node for rank in range(plan.world_size)]
+    return choose_shift(layout, places, plan.nodes, range(plan.world_size), domains)
+
+
+def partner_indexes(plan: JobPlan, attempt: AttemptRecord, index: int) -> tuple[int, ...]:
+    """Those of the nodes that have the state of this one's ranks, too."""
+    if not plan.replica_node_indexes:
+        return ()
+    planned = plan.replica_node_indexes[index]
+    if not attempt.replica_shift:
+        return planned
+    holder, instead = (
+        (index + shift) % plan.nodes for shift in (plan.replica_shift, attempt.replica_shift)
+    )
+    return tuple(instead if each == holder else each for each in planned)
+
+
+def _has_room(plan: JobPlan, nodes: Sequence[NodeRecord]) -> bool:
+    """Whether each of the nodes can keep the copies of any other one; unknown counts as room."""
+    known = (node.capacity.host_memory_bytes for node in nodes if node.capacity is not None)
+    return all(most >= plan.any_shift_bytes for most in known if most)
