@@ -137,7 +137,7 @@ class _Life:
         self._service = controller.parts.service
         self._stop = stop
         self._own = controller.server.bind_own(options.state_dir)
-        self._cluster = controller.make_cluster(options, reachable(running.grpc))
+        self._cluster = controller.make_cluster(options, reachable(running.grpc), self._own)
         self._file = options.state_dir / "controller.json"
         self._otlp = otlp
         # The controller ends when one of these does.

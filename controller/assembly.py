@@ -21,6 +21,7 @@ from controller.effects import Cluster, Effects, UnmanagedCluster
 from controller.kube.config import KubeConfig
 from controller.local.cluster import LocalCluster, LocalConfig
 from controller.options import Options
+from controller.own_calls import OwnCalls
 from controller.rpc.server import Parts, Server
 from controller.service import Service
 from controller.sessions.incoming import Incoming
@@ -93,14 +94,17 @@ class Controller:
         except PortTakenError as error:
             raise PortTakenError(f"{error} (--grpc)") from error
 
-    def make_cluster(self, options: Options, grpc: str) -> NodeSource | None:
+    def make_cluster(self, options: Options, grpc: str, own: str) -> NodeSource | None:
         """Where nodes come from, if not from people who start agents.
+
+        `grpc` is where agents reach us, `own` where we reach ourselves.
 
         Raises:
             MissingClientError: Kubernetes is wanted, and its client is not installed.
         """
         if options.kube is not None:
-            return self._make_kube(replace(options.kube, agent_options=options.agent_options))
+            kube = replace(options.kube, agent_options=options.agent_options)
+            return self._make_kube(kube, own)
         if options.local_nodes + options.standby == 0:
             return None
 
@@ -119,11 +123,12 @@ class Controller:
         )
         return LocalCluster(config, gone)
 
-    def _make_kube(self, config: KubeConfig) -> NodeSource:
+    def _make_kube(self, config: KubeConfig, own: str) -> NodeSource:
         # The client takes most of a second to import, and only those on Kubernetes have it.
         try:
             from controller.kube.cluster import KubeCluster
             from controller.kube.metrics import collect
+            from controller.kube.training_job import OWNER
         except ModuleNotFoundError as error:
             raise MissingClientError(
                 f"no Kubernetes client ({error}); install it with `pip install outlast[kubernetes]`"
@@ -137,6 +142,7 @@ class Controller:
             post=self._cluster_said,
             changes=service.changes,
             clock=SystemClock(),
+            calls=OwnCalls(own, OWNER) if config.training_jobs else None,
         )
         self.metrics.add(partial(collect, cluster))
         return cluster

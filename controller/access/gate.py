@@ -16,12 +16,14 @@ from google.protobuf.message import DecodeError
 
 from controller.access.audit import Audit, Entry
 from controller.access.callers import UNKNOWN_TOKEN, Callers
-from controller.access.roles import ANYBODY, Caller, Rule, refusal, rule_of
+from controller.access.roles import ANYBODY, Caller, Role, Rule, refusal, rule_of
 from controller.grpc_errors import Context, abort
 from outlast.channel import HEADER
 
 # From where a call came by HTTP; the gateway says so.
 FROM_HEADER = "outlast-from"
+# On whose behalf the controller calls itself, of his own accord and with no token.
+AS_HEADER = "outlast-as"
 # Only the controller itself reaches its own socket.
 _OWN_PEER = "unix:"
 _caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
@@ -169,6 +171,8 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
             return ANYBODY
         if call.rule.role is None:
             return await self._known_node(call, context)
+        if (name := _text(call.metadata.get(AS_HEADER))) and context.peer().startswith(_OWN_PEER):
+            return Caller(name=name, role=Role.SUBMITTER)
         header = _text(call.metadata.get(HEADER))
         found = (
             self._callers.by_header(header)

@@ -21,32 +21,28 @@ import urllib3
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
-from controller.kube import objects
+from controller.kube import objects, training_job
 from controller.kube.config import KubeConfig
 from controller.kube.errors import (
     ConflictError,
-    ExpiredError,
-    ForbiddenError,
-    KubeError,
     NoClusterError,
     NotFoundError,
     RefusedError,
-    TooManyRequestsError,
     UnreachableError,
+    error_of,
+    status_of,
 )
 from controller.kube.observed import Json
 
 _MERGE_PATCH = "application/merge-patch+json"
 # Newest first. A server before 1.22 answers 400 or 404 to the first.
 _EVICTION_VERSIONS = ("policy/v1", "policy/v1beta1")
-_BAD_REQUEST, _FORBIDDEN, _CONFLICT = 400, 403, 409
+_BAD_REQUEST, _CONFLICT = 400, 409
 _CHUNK_BYTES = 65_536
 _PAGE = 500
 _CONNECT_S = 5.0
-# How long a rate limit lasts when the server does not say.
-_DEFAULT_AFTER_S = 1.0
 # Watches have a connection each, besides the calls.
-_WATCHES = 2
+_WATCHES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +84,7 @@ class WatchStream:
                     event = json.loads(line)
                     if event["type"] == "ERROR":
                         status = event["object"]
-                        raise _error(status.get("code", 0), status, "watch", None)
+                        raise error_of(status.get("code", 0), status, "watch", None)
                     yield event
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise UnreachableError(f"watch: {error}") from error
@@ -118,6 +114,10 @@ class KubeApi:
         self._config_maps = f"{base}/configmaps"
         self.pods = Kind(name="pods", path=self._pods, selector=objects.selector(config.fleet))
         self.hosts = Kind(name="nodes", path="/api/v1/nodes")
+        self._events = f"{base}/events"
+        group = f"/apis/{training_job.GROUP}/{training_job.VERSION}"
+        place = f"{group}/namespaces/{config.namespace}/{training_job.PLURAL}"
+        self.training_jobs = Kind(name=training_job.PLURAL, path=place)
 
     def close(self) -> None:
         self._client.rest_client.close()
@@ -197,6 +197,15 @@ class KubeApi:
     def patch_host(self, name: str, patch: Json) -> Json:
         """Change a host; ConflictError when it changed since it was read."""
         return self._patch(f"{self.hosts.path}/{name}", patch)
+
+    def patch_training_job(self, name: str, uid: str, status: Json) -> None:
+        """Write the status of exactly this object; ConflictError when another has the name."""
+        patch = {"metadata": {"uid": uid}, "status": status}
+        self._patch(f"{self.training_jobs.path}/{name}/status", patch)
+
+    def create_event(self, event: Json) -> None:
+        """Say what happened to an object."""
+        self._call("POST", self._events, body=event)
 
     def make_base(self) -> str:
         """Have the anchor and the service of the fleet; the anchor's uid.
@@ -303,7 +312,7 @@ class KubeApi:
         except config.ConfigException as error:
             # Credentials are read anew when they expire.
             raise UnreachableError(f"{method} {path}: no credentials: {error}") from error
-        raise _error(response.status, _status_of(data), f"{method} {path}", response.headers)
+        raise error_of(response.status, status_of(data), f"{method} {path}", response.headers)
 
 
 def _connect(given: KubeConfig) -> Any:
@@ -347,38 +356,3 @@ def _read(response: Any, until_s: float) -> bytes:
             response.close()
             raise UnreachableError("the answer took too long")
     return b"".join(parts)
-
-
-def _status_of(data: bytes) -> Json:
-    try:
-        document = json.loads(data)
-    except ValueError:
-        return {"message": data[:200].decode(errors="replace")}
-    return document if isinstance(document, dict) else {"message": str(document)[:200]}
-
-
-def _error(code: int, status: Json, what: str, headers: Any) -> KubeError:
-    message = str(status.get("message") or "")
-    text = f"{what}: {code} {status.get('reason') or ''}: {message}"
-    # Quotas and admission rules of the cluster answer 403 too: only the words tell.
-    lacks_rights = code == 401 or (code == _FORBIDDEN and " cannot " in message)
-    match code:
-        case 401 | 403 if lacks_rights:
-            return ForbiddenError(f"{text}; see the rights in deploy/kubernetes")
-        case 404:
-            return NotFoundError(text)
-        case 409:
-            return ConflictError(text)
-        case 410:
-            return ExpiredError(text)
-        case 429:
-            return TooManyRequestsError(text, after_s=_after_s(headers))
-        case _:
-            return RefusedError(text, status=code)
-
-
-def _after_s(headers: Any) -> float:
-    try:
-        return max(0.1, float((headers or {}).get("Retry-After", "")))
-    except ValueError:
-        return _DEFAULT_AFTER_S

@@ -26,6 +26,7 @@ from controller.kube.informer import Informer
 from controller.kube.observed import Host, Json, Pod, read_host, read_pod
 from controller.kube.reconcile import Reconciler
 from controller.kube.shares import claims
+from controller.kube.training_jobs import JobCalls, TrainingJobs
 from controller.kube.view import View
 from outlast.clock import Clock
 from outlast.ids import NodeId
@@ -50,9 +51,11 @@ class KubeCluster:
         post: Callable[[NodeEvent | ClusterNews], None],
         changes: Changes,
         clock: Clock,
+        calls: JobCalls | None = None,
     ) -> None:
         """`state` is what the machine has decided, `incarnations` who is connected;
-        `post` takes what the cluster says, `changes` tells when to look again.
+        `post` takes what the cluster says, `changes` tells when to look again. `calls` is whom to
+        ask for the jobs of TrainingJobs; None: they are not looked at.
 
         Raises:
             NoClusterError: there are no credentials for an API server.
@@ -72,6 +75,7 @@ class KubeCluster:
         self._execution = Execution(config, self._api, self._reconciler, self._failure, self.counts)
         self._pods: Informer[Pod] = self._informer(self._api.pods, read_pod)
         self._hosts: Informer[Host] = self._informer(self._api.hosts, read_host)
+        self._training_jobs = None if calls is None else self._follower(calls)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -83,6 +87,8 @@ class KubeCluster:
         """Begin to look; what an earlier controller left is found and gone on with."""
         self._pods.start()
         self._hosts.start()
+        if self._training_jobs is not None:
+            self._training_jobs.start()
         for run in (self._run, self._listen):
             task = asyncio.create_task(run(), name=f"kube{run.__name__}")
             task.add_done_callback(self._failure.note_end)
@@ -104,6 +110,8 @@ class KubeCluster:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._training_jobs is not None:
+            await self._training_jobs.leave()
         await asyncio.gather(self._pods.stop(), self._hosts.stop(), self._execution.close())
         self._api.close()
 
@@ -175,6 +183,18 @@ class KubeCluster:
             read,
             self._config.patience,
             on_change=self._awake.set,
+            failure=self._failure,
+            counts=self.counts,
+        )
+
+    def _follower(self, calls: JobCalls) -> TrainingJobs:
+        return TrainingJobs(
+            self._config,
+            self._api,
+            calls,
+            state=self._state,
+            changes=self._changes,
+            clock=self._clock,
             failure=self._failure,
             counts=self.counts,
         )

@@ -11,6 +11,7 @@ from outlast.ids import NAME_PATTERN
 
 NVIDIA_GPU = "nvidia.com/gpu"
 ZONE = "topology.kubernetes.io/zone"
+USUAL_FLEET = "outlast"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ class KubeConfig:
     """Of the agents."""
     controller: str
     """host:port at which agents reach this controller."""
-    fleet: str = "outlast"
+    fleet: str = USUAL_FLEET
     """Tells the fleets of several controllers apart; begins the names of all objects."""
     workers: int = 8
     """Ranks that a node can run."""
@@ -75,6 +76,8 @@ class KubeConfig:
     """Conditions by which others say that a host is broken: nothing new comes there."""
     topology_labels: tuple[str, ...] = (ZONE,)
     """Labels of hosts that say where they stand, outermost first."""
+    training_jobs: bool = False
+    """Whether jobs are made of the namespace's TrainingJobs."""
     config_file: Path | None = None
     """A kubeconfig; None for the pod's own service account, else the default kubeconfig."""
     agent_options: tuple[str, ...] = ()

@@ -111,6 +111,13 @@ Topology = Annotated[
         "again. By default topology.kubernetes.io/zone.",
     ),
 ]
+TrainingJobs = Annotated[
+    bool,
+    typer.Option(
+        "--kube-training-jobs",
+        help="Run the namespace's TrainingJobs, which deploy/kubernetes defines, as jobs.",
+    ),
+]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
@@ -174,6 +181,7 @@ def cluster(options: Mapping[str, Any], grpc: str) -> KubeConfig | None:
             pod_template=_template(options["pod_template"]),
             closing_conditions=tuple(map(parse, conditions)) if conditions else COMMON,
             topology_labels=tuple(options["topology"] or (ZONE,)),
+            training_jobs=options["training_jobs"],
             config_file=options["config"],
             patience=Patience(idle_s=options["idle_s"]),
         )

@@ -176,8 +176,7 @@ def up(
         workers_per_node=workers_per_node,
         standby=standby,
         stop_with_stdin=stop_with_stdin,
-        log_format=log_format,
-        otlp_endpoint=otlp_endpoint,
+        **_output(log_format, otlp_endpoint),
     )
     _run(options, observe=observe)
 
@@ -213,6 +212,7 @@ def controller(
     kube_pod_template: kube.PodTemplate = None,
     kube_condition: kube.Conditions = None,
     kube_topology: kube.Topology = None,
+    kube_training_jobs: kube.TrainingJobs = False,
     kube_config: kube.ConfigFile = None,
     kube_idle_s: kube.IdleS = 300.0,
 ) -> None:
@@ -225,13 +225,17 @@ def controller(
         config,
         **_common(state_dir, grpc, http, open_http, tls_dir, tokens_file, insecure, fresh),
         **_journal(journal, wait),
+        **_output(log_format, otlp_endpoint),
         client_certificates=client_certificates,
         kube=kube.cluster_of(ctx.params, grpc, join_token_file, tls_dir),
         join_token_file=join_token_file,
-        log_format=log_format,
-        otlp_endpoint=otlp_endpoint,
     )
     _run(options)
+
+
+def _output(log_format: LogFormat, otlp_endpoint: str) -> dict[str, Any]:
+    """How both say what they do."""
+    return {"log_format": log_format, "otlp_endpoint": otlp_endpoint}
 
 
 def _journal(url: str, wait: bool) -> dict[str, Any]:

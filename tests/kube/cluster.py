@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Protocol
 
 from kubernetes import client
 
-from tests.kube.manifests import CONTROLLER, granted, rights
+from tests.kube.manifests import CONTROLLER, DEFINITION, documents, granted, rights
 from tests.kube.request import Request
 
 
@@ -136,6 +138,8 @@ def opened(kind: str, server: Server) -> Iterator[Kube]:
     namespace = f"test-{uuid.uuid4().hex[:8]}"
     api = connect(server, server.admin_token)
     try:
+        if kind == "real":
+            _define_training_jobs(api)
         token = _set_up(api, namespace)
         kube = Kube(kind=kind, server=server, namespace=namespace, controller_token=token)
         try:
@@ -168,6 +172,26 @@ def _set_up(api: client.ApiClient, namespace: str) -> str:
     lifetime = {"spec": {"audiences": [], "expirationSeconds": 7200}}
     issued = core.create_namespaced_service_account_token(CONTROLLER, namespace, lifetime)
     return str(issued.status.token)
+
+
+def _define_training_jobs(api: client.ApiClient) -> None:
+    """Have the server know them; once for all namespaces."""
+    (definition,) = (each for each in documents() if each["kind"] == DEFINITION)
+    extensions = client.ApiextensionsV1Api(api)
+    name = definition["metadata"]["name"]
+    try:
+        extensions.create_custom_resource_definition(definition)
+    except client.ApiException as error:
+        if error.status != HTTPStatus.CONFLICT:
+            raise
+    deadline_s = time.monotonic() + 30.0
+    while True:
+        found: Any = extensions.read_custom_resource_definition(name)
+        conditions = {each.type: each.status for each in found.status.conditions or ()}
+        if conditions.get("Established") == "True":
+            return
+        assert time.monotonic() < deadline_s, conditions
+        time.sleep(0.05)
 
 
 def _clean_up(api: client.ApiClient, namespace: str) -> None:

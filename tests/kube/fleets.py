@@ -17,6 +17,7 @@ from controller.core.node_events import NodeDisconnected, NodeEvent
 from controller.core.records import NodeRecord
 from controller.kube.cluster import KubeCluster
 from controller.kube.config import KubeConfig, Patience
+from controller.kube.training_jobs import JobCalls
 from outlast.ids import NodeId
 from tests.controller.core.driver import Driver
 from tests.controller.fakes import until
@@ -40,8 +41,15 @@ HURRIED = Patience(
 class Fleet:
     """What a test steers, and what it looks at."""
 
-    def __init__(self, kube: Kube, folder: Path, state: State | None = None) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        folder: Path,
+        state: State | None = None,
+        calls: JobCalls | None = None,
+    ) -> None:
         self.kube = kube
+        self._calls = calls
         self.core: Any = kube.core()
         self.driver = Driver(state)
         # Ahead of the server, whose hosts must be older than the machine's quarantines.
@@ -123,6 +131,7 @@ class Fleet:
             post=self._post,
             changes=self._changes,
             clock=_DriverClock(self),
+            calls=self._calls,
         )
 
     def _post(self, event: NodeEvent) -> None:
@@ -153,10 +162,10 @@ class _DriverClock:
 
 @asynccontextmanager
 async def fleet(
-    kube: Kube, folder: Path, *, hosts: int = 3, **changes: Any
+    kube: Kube, folder: Path, *, hosts: int = 3, calls: JobCalls | None = None, **changes: Any
 ) -> AsyncIterator[Fleet]:
     """A cluster of so many hosts with an adapter that runs; `changes` are its patience."""
-    made = Fleet(kube, folder)
+    made = Fleet(kube, folder, calls=calls)
     if changes:
         made.config = replace(made.config, patience=replace(HURRIED, **changes))
         made.cluster = made._make_cluster()

@@ -10,6 +10,7 @@ import yaml
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 NAMESPACE = "outlast"
 CONTROLLER = "outlast-controller"
+DEFINITION = "CustomResourceDefinition"
 RIGHTS = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
 
 Document = dict[str, Any]

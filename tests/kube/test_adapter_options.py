@@ -33,6 +33,7 @@ def cluster(**changes: object) -> KubeConfig | None:
         "topology": None,
         "config": None,
         "idle_s": 300.0,
+        "training_jobs": False,
         "grpc": "0.0.0.0:7070",
     }
     given = {**values, **changes}

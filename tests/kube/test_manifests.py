@@ -28,11 +28,21 @@ from tests.kube import played
 from tests.kube.asked import eviction, refused, running
 from tests.kube.cluster import Kube
 from tests.kube.conftest import Kubectl
-from tests.kube.manifests import FOLDER, NAMESPACE, RIGHTS, documents, kustomization, moved
+from tests.kube.manifests import (
+    DEFINITION,
+    FOLDER,
+    NAMESPACE,
+    RIGHTS,
+    documents,
+    kustomization,
+    moved,
+)
 
 Object = dict[str, Any]
 ROOT = FOLDER.parents[1]
 JOB = FOLDER / "example-job.yaml"
+# Kinds that belong to no namespace.
+OF_THE_CLUSTER = ("Namespace", "ClusterRole", "ClusterRoleBinding", DEFINITION)
 # A field of the budget that servers before 1.26 do not know.
 UNHEALTHY = "unhealthyPodEvictionPolicy"
 
@@ -114,13 +124,13 @@ def test_every_object_says_whose_it_is_and_where() -> None:
     for document in documents():
         metadata = document["metadata"]
         assert metadata["labels"]["app.kubernetes.io/name"] == "outlast", metadata
-        is_clusters = document["kind"] in ("Namespace", "ClusterRole", "ClusterRoleBinding")
+        is_clusters = document["kind"] in OF_THE_CLUSTER
         assert metadata.get("namespace") == (None if is_clusters else NAMESPACE), metadata
 
 
 @pytest.mark.parametrize(
     "document",
-    [document for document in documents() if document["kind"] not in RIGHTS],
+    [each for each in documents() if each["kind"] not in (*RIGHTS, DEFINITION)],
     ids=lambda document: f"{document['kind']} {document['metadata']['name']}",
 )
 def test_the_server_keeps_every_object_as_it_is(kube: Kube, document: Object) -> None:

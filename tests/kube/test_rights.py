@@ -8,13 +8,16 @@ from pathlib import Path
 from controller.kube import quarantine
 from tests.kube.cluster import Kube
 from tests.kube.fleets import fleet
+from tests.kube.jobs import Asked, TrainingJobs
 
 
 def test_a_life_of_a_fleet_takes_exactly_the_rights_that_are_granted(
     kube: Kube, tmp_path: Path
 ) -> None:
     async def live() -> None:
-        async with fleet(kube, tmp_path) as it:
+        # Of a job that is refused, as of any other, the cluster is told.
+        TrainingJobs(kube).apply("job", steps=1)
+        async with fleet(kube, tmp_path, calls=Asked("steps: too few")) as it:
             await it.running(2)
             lost = it.driver.job().nodes[0]
             assert lost is not None

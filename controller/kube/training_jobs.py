@@ -1,0 +1,213 @@
+"""TrainingJobs of the cluster: submitted, followed and cancelled as `training_job` decides.
+
+Nothing is remembered: an object's job is found by the id of its request, and what was done last is
+in its status. So a controller that starts goes on where the last one was, and an object that was
+deleted meanwhile has its job cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Protocol, assert_never
+
+from controller.changes import Changes
+from controller.core.changes import State
+from controller.core.frozen import replace
+from controller.core.kinds import Wanted
+from controller.core.records import JobRecord
+from controller.core.states import TERMINAL
+from controller.failure import Failure
+from controller.kube import training_job
+from controller.kube.api import KubeApi
+from controller.kube.config import USUAL_FLEET, KubeConfig
+from controller.kube.errors import ConflictError, KubeError, NotFoundError
+from controller.kube.informer import FAILED, OK, Informer
+from controller.kube.observed import Json
+from controller.kube.training_job import Step, TrainingJob, read_training_job
+from controller.own_calls import CallFailedError
+from controller.ratelimit import RateLimitedLog
+from outlast.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+# Training changes the state many times a second; the objects need not be looked at as often.
+_SPACING_S = 1.0
+# A job's steps alone are written so often.
+_STEP_EVERY_S = 15.0
+
+
+class JobCalls(Protocol):
+    """The Jobs service, as it is called for objects of the cluster."""
+
+    async def submit(self, document: dict[str, object], request_id: str) -> str:
+        """Why the job is refused for good; "" once there is one."""
+
+    async def cancel(self, job_id: str) -> None: ...
+
+    async def pause(self, job_id: str) -> None: ...
+
+    async def resume(self, job_id: str) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class TrainingJobs:
+    """Those of one namespace that are for one fleet."""
+
+    def __init__(
+        self,
+        config: KubeConfig,
+        api: KubeApi,
+        calls: JobCalls,
+        *,
+        state: Callable[[], State],
+        changes: Changes,
+        clock: Clock,
+        failure: Failure,
+        counts: Counter[tuple[str, str]],
+    ) -> None:
+        """`failure` hears what nobody foresaw; `counts` counts what is done, by name and result."""
+        self._config = config
+        self._api = api
+        self._calls = calls
+        self._state = state
+        self._changes = changes
+        self._clock = clock
+        self._failure = failure
+        self._counts = counts
+        self._log = RateLimitedLog(logger)
+        self._awake = asyncio.Event()
+        self._informer: Informer[TrainingJob] = Informer(
+            api,
+            api.training_jobs,
+            read_training_job,
+            config.patience,
+            on_change=self._awake.set,
+            failure=failure,
+            counts=counts,
+        )
+        # When the status of each was last written, by uid, and what it said.
+        self._written: dict[str, tuple[float, Json]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to follow them."""
+        self._informer.start()
+        for run in (self._run, self._listen):
+            task = asyncio.create_task(run(), name=f"training jobs{run.__name__}")
+            task.add_done_callback(self._failure.note_end)
+            self._tasks.append(task)
+
+    async def leave(self) -> None:
+        """Follow them no more; jobs go on."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await self._informer.stop()
+            await self._calls.close()
+
+    async def _listen(self) -> None:
+        seen = self._changes.version
+        while True:
+            seen = await self._changes.wait(seen)
+            self._awake.set()
+            await asyncio.sleep(_SPACING_S)
+
+    async def _run(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STEP_EVERY_S):
+                    await self._awake.wait()
+            self._awake.clear()
+            if self._informer.is_synced:
+                await self._look()
+            await asyncio.sleep(_SPACING_S)
+
+    async def _look(self) -> None:
+        fleet = self._config.fleet
+        objects = [
+            each for each in self._informer.objects.values() if (each.fleet or USUAL_FLEET) == fleet
+        ]
+        prefix = training_job.request_prefix(self._config.namespace)
+        jobs = {
+            job.request_id.removeprefix(prefix): job
+            for job in self._state().jobs.values()
+            if job.request_id.startswith(prefix)
+        }
+        there = {each.uid for each in objects}
+        self._written = {uid: when for uid, when in self._written.items() if uid in there}
+        left = [job for uid, job in jobs.items() if uid not in there]
+        await asyncio.gather(
+            *(self._tried("Follow", self._follow(each, jobs.get(each.uid))) for each in objects),
+            *(self._tried("Cancel", self._cancel(job)) for job in left),
+        )
+
+    async def _tried(self, what: str, work: Coroutine[Any, Any, None]) -> None:
+        """One thing that goes wrong costs no other, and is tried again at a later look."""
+        try:
+            await work
+        except (ConflictError, NotFoundError) as error:
+            logger.debug("%s is looked at again: %s", what, error)
+        except (KubeError, CallFailedError) as error:
+            self._counts[f"{what} trainingjobs", FAILED] += 1
+            self._log.warning((what,), "%s of TrainingJobs is tried again: %s", what, error)
+
+    async def _follow(self, wanted: TrainingJob, job: JobRecord | None) -> None:
+        now_s = self._clock.now_s()
+        written_s, written = self._written.get(wanted.uid, (0.0, {}))
+        # A watch is behind what was written just now.
+        wanted = replace(wanted, status={**wanted.status, **written})
+        step = training_job.step_for(wanted, job)
+        status = None if step is None else await self._done(step, wanted, job, now_s)
+        if status is None:
+            status = training_job.status_of(wanted, self._job_of(wanted), now_s)
+        is_step_due = now_s - written_s >= _STEP_EVERY_S
+        if not training_job.has_news(wanted.status, status, is_step_due=is_step_due):
+            return
+        await asyncio.to_thread(self._api.patch_training_job, wanted.name, wanted.uid, status)
+        self._written[wanted.uid] = (now_s, status)
+        self._counts["Status trainingjobs", OK] += 1
+        event = training_job.event_about(wanted, self._config.namespace, status, now_s)
+        if event is not None:
+            await asyncio.to_thread(self._api.create_event, event)
+
+    async def _done(
+        self, step: Step, wanted: TrainingJob, job: JobRecord | None, now_s: float
+    ) -> Json | None:
+        """Do what is to be done; the status of an object whose spec is refused."""
+        match step:
+            case Step.SUBMIT:
+                request_id = training_job.request_id(self._config.namespace, wanted.uid)
+                why = await self._calls.submit(dict(wanted.document), request_id)
+                if why:
+                    logger.info("TrainingJob refused: name=%s %s", wanted.name, why)
+                    return training_job.refused(wanted, why, now_s)
+                logger.info("TrainingJob submitted: name=%s uid=%s", wanted.name, wanted.uid)
+            case Step.PAUSE:
+                assert job is not None, "there is one to pause"
+                await self._calls.pause(job.job_id)
+            case Step.RESUME:
+                assert job is not None, "there is one to resume"
+                await self._calls.resume(job.job_id)
+            case _:
+                assert_never(step)
+        self._counts[f"{step.value.capitalize()} trainingjobs", OK] += 1
+        return None
+
+    async def _cancel(self, job: JobRecord) -> None:
+        if job.state in TERMINAL or job.wanted is Wanted.CANCEL:
+            return
+        logger.info("TrainingJob is gone: its job is cancelled: job=%s", job.job_id)
+        await self._calls.cancel(job.job_id)
+        self._counts["Cancel trainingjobs", OK] += 1
+
+    def _job_of(self, wanted: TrainingJob) -> JobRecord | None:
+        request_id = training_job.request_id(self._config.namespace, wanted.uid)
+        jobs = self._state().jobs.values()
+        return next((job for job in jobs if job.request_id == request_id), None)
