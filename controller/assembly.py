@@ -142,10 +142,13 @@ class Controller:
             post=self._cluster_said,
             changes=service.changes,
             clock=SystemClock(),
-            calls=OwnCalls(own, OWNER) if config.training_jobs else None,
+            calls=self._own_calls(own, OWNER) if config.training_jobs else None,
         )
         self.metrics.add(partial(collect, cluster))
         return cluster
+
+    def _own_calls(self, own: str, name: str) -> OwnCalls:
+        return OwnCalls(own, name, self.parts.own_secret)
 
     def _cluster_said(self, event: NodeEvent | ClusterNews) -> None:
         service = self.parts.service

@@ -111,8 +111,10 @@ def _structural(schema: Json, known: dict[str, Json]) -> Json:
     if alternatives:
         # Values of several types are the controller's to check.
         one = _structural(others[0], known) if len(others) == 1 else _ANY
-        is_nullable = len(others) < len(alternatives)
-        return {**described, **one, **({"nullable": True} if is_nullable else {})}
+        if len(others) < len(alternatives):
+            # No value of an enum can be null there.
+            one = {key: value for key, value in one.items() if key != "enum"} | {"nullable": True}
+        return {**described, **one}
     found = {key: schema[key] for key in _KEPT if key in schema}
     if "const" in schema:
         found["enum"] = [schema["const"]]

@@ -1,4 +1,4 @@
-"""Draws the figures of docs/parallelism.md from bench/results/trainer.json.
+"""Draws the figures of docs/parallelism.md from trainer.json and convergence.json of bench/results.
 
 python -m docs.make_parallelism_figures
 """
@@ -15,7 +15,7 @@ import matplotlib as mpl
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-RESULTS = Path(__file__).parents[1] / "bench" / "results" / "trainer.json"
+RESULTS = Path(__file__).parents[1] / "bench" / "results"
 PICTURES = Path(__file__).parent / "pictures"
 OURS, THEIRS = "#1f6f8b", "#b0b7bf"
 
@@ -82,11 +82,26 @@ def windows(axes: Axes, rows: Rows) -> None:
     axes.legend(frameon=False)
 
 
-FIGURES: Mapping[str, Callable[[Axes, Rows], None]] = {
-    "parallel-layouts": layouts,
-    "parallel-link": link,
-    "parallel-bubble": bubbles,
-    "parallel-window": windows,
+def convergence(axes: Axes, rows: Rows) -> None:
+    """Held-out loss over tokens: what MegaScale changes of the algorithm, means of all seeds."""
+    for name in dict.fromkeys(row["variant"] for row in rows):
+        runs = [row for row in rows if row["variant"] == name]
+        losses = [
+            statistics.fmean(at) for at in zip(*(run["held_out"] for run in runs), strict=True)
+        ]
+        millions = [tokens / 1e6 for tokens in runs[0]["tokens"]]
+        axes.plot(millions, losses, "--" if "4 x" in name else "-", label=name, linewidth=1.2)
+    axes.set_xlabel("million tokens")
+    axes.set_ylabel("held-out loss, nats per byte")
+    axes.legend(frameon=False)
+
+
+FIGURES: Mapping[str, tuple[str, Callable[[Axes, Rows], None]]] = {
+    "parallel-layouts": ("trainer", layouts),
+    "parallel-link": ("trainer", link),
+    "parallel-bubble": ("trainer", bubbles),
+    "parallel-window": ("trainer", windows),
+    "convergence": ("convergence", convergence),
 }
 
 
@@ -94,8 +109,8 @@ def main() -> None:
     # Without it ids in the file change from run to run.
     mpl.rcParams["svg.hashsalt"] = "outlast"
     mpl.rcParams["font.size"] = 9
-    rows = json.loads(RESULTS.read_text())["rows"]
-    for name, draw in FIGURES.items():
+    for name, (results, draw) in FIGURES.items():
+        rows = json.loads((RESULTS / f"{results}.json").read_text())["rows"]
         figure, axes = pyplot.subplots(figsize=(7.2, 3.0), layout="constrained")
         draw(axes, rows)
         axes.spines[["top", "right"]].set_visible(False)

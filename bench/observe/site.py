@@ -72,7 +72,7 @@ async def _serve(folder: Path, num_nodes: int, num_steps: int) -> None:
     callers, audit = Callers(None), Audit(folder)
     async with controller(folder) as bench:
         await train(bench, num_nodes)
-        gate = Gate(callers, audit, bench.service.owner_of)
+        gate = Gate(callers, audit, bench.service.owner_of, "of this process")
         server = grpc.aio.server(interceptors=[gate])
         add_AccessServicer_to_server(AccessService(callers, audit), server)
         add_JobsServicer_to_server(bench.jobs, server)

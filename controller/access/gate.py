@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -22,7 +23,7 @@ from outlast.channel import HEADER
 
 # From where a call came by HTTP; the gateway says so.
 FROM_HEADER = "outlast-from"
-# On whose behalf the controller calls itself, of his own accord and with no token.
+# On whose behalf the controller calls itself, of its own accord, behind a secret of the process.
 AS_HEADER = "outlast-as"
 # Only the controller itself reaches its own socket.
 _OWN_PEER = "unix:"
@@ -60,13 +61,16 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
         callers: Callers,
         audit: Audit,
         owner_of: Callable[[str], str | None],
+        own_secret: str,
         *,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`owner_of` says whose a job is; None when there is no such job."""
+        """`owner_of` says whose a job is; None when there is no such job. `own_secret` is what the
+        controller shows where it calls itself."""
         self._callers = callers
         self._audit = audit
         self._owner_of = owner_of
+        self._own_secret = own_secret
         self._wall_clock = wall_clock
 
     async def intercept_service(
@@ -167,12 +171,14 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
             await abort(context, grpc.StatusCode.PERMISSION_DENIED, why, reason="NOT_ALLOWED")
 
     async def _known(self, call: _Call, context: Context) -> Caller:
+        if said := _text(call.metadata.get(AS_HEADER)):
+            shown, _, name = said.partition(" ")
+            if hmac.compare_digest(shown.encode(), self._own_secret.encode()):
+                return Caller(name=name, role=Role.SUBMITTER)
         if not self._callers.are_asked:
             return ANYBODY
         if call.rule.role is None:
             return await self._known_node(call, context)
-        if (name := _text(call.metadata.get(AS_HEADER))) and context.peer().startswith(_OWN_PEER):
-            return Caller(name=name, role=Role.SUBMITTER)
         header = _text(call.metadata.get(HEADER))
         found = (
             self._callers.by_header(header)

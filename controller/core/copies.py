@@ -26,7 +26,9 @@ def replica_shift(job: JobRecord, nodes: Sequence[NodeRecord], before: AttemptRe
     """
     plan, names = job.plan, tuple(node.node for node in nodes)
     if before is not None and len(before.nodes) == len(names) and any(map(eq, before.nodes, names)):
-        return before.replica_shift
+        kept = before.replica_shift
+        # A node that was not there before may have too little: then some ranks go to storage.
+        return kept if not kept or _has_room(plan, nodes) else 0
     domains = [node.path for node in nodes]
     if not plan.replica_shift or not any(domains) or not _has_room(plan, nodes):
         return 0
@@ -35,17 +37,16 @@ def replica_shift(job: JobRecord, nodes: Sequence[NodeRecord], before: AttemptRe
     return choose_shift(layout, places, plan.nodes, range(plan.world_size), domains)
 
 
-def partner_indexes(plan: JobPlan, attempt: AttemptRecord, index: int) -> tuple[int, ...]:
-    """Those of the nodes that have the state of this one's ranks, too."""
+def partner_indexes(plan: JobPlan, shift: int, index: int) -> tuple[int, ...]:
+    """Those of the nodes that have the state of this one's ranks, too; `shift` is the attempt's."""
     if not plan.replica_node_indexes:
         return ()
     planned = plan.replica_node_indexes[index]
-    if not attempt.replica_shift:
+    if not shift:
         return planned
-    holder, instead = (
-        (index + shift) % plan.nodes for shift in (plan.replica_shift, attempt.replica_shift)
-    )
-    return tuple(instead if each == holder else each for each in planned)
+    # Beside the layout's, which may have a twin of one of the ranks as well.
+    holder = (index + shift) % plan.nodes
+    return tuple(dict.fromkeys((*planned, holder)))
 
 
 def _has_room(plan: JobPlan, nodes: Sequence[NodeRecord]) -> bool:

@@ -27,7 +27,7 @@ def start_on(state: State, attempt: AttemptRecord, node: NodeId) -> NodeStart:
 def _replica_peers(
     state: State, attempt: AttemptRecord, node_index: int
 ) -> tuple[ReplicaPeer, ...]:
-    others = partner_indexes(state.jobs[attempt.job].plan, attempt, node_index)
+    others = partner_indexes(state.jobs[attempt.job].plan, attempt.replica_shift, node_index)
     peers = (state.nodes.get(attempt.nodes[other]) for other in others)
     return tuple(
         ReplicaPeer(

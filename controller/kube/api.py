@@ -198,10 +198,9 @@ class KubeApi:
         """Change a host; ConflictError when it changed since it was read."""
         return self._patch(f"{self.hosts.path}/{name}", patch)
 
-    def patch_training_job(self, name: str, uid: str, status: Json) -> None:
-        """Write the status of exactly this object; ConflictError when another has the name."""
-        patch = {"metadata": {"uid": uid}, "status": status}
-        self._patch(f"{self.training_jobs.path}/{name}/status", patch)
+    def patch_training_job(self, name: str, status: Json) -> None:
+        """Write the status of the object of this name; which one it is for must be in it."""
+        self._patch(f"{self.training_jobs.path}/{name}/status", {"status": status})
 
     def create_event(self, event: Json) -> None:
         """Say what happened to an object."""

@@ -29,7 +29,7 @@ OWNER = "kubernetes"
 _SUSPEND = "suspend"
 _MAX_REASON = 1024
 # States of an object that has no job.
-INVALID, SUSPENDED, UNKNOWN = "INVALID", "SUSPENDED", "UNKNOWN"
+INVALID, WAITING, SUSPENDED, UNKNOWN = "INVALID", "WAITING", "SUSPENDED", "UNKNOWN"
 _CONDITIONS = {
     "Running": JobState.RUNNING,
     "Succeeded": JobState.SUCCEEDED,
@@ -64,14 +64,12 @@ class TrainingJob:
     """The job's spec, which has the object's name unless it says another."""
     suspend: bool = False
     status: Mapping[str, Any] = field(default_factory=dict)
+    foreign: tuple[str, ...] = ()
+    """What is to go from its status: it was written for an object that had its name before."""
     fleet: str = ""
     """Of the controller that it is for; "" is the one of the usual name."""
-
-    @property
-    def digest(self) -> str:
-        """Tells what it asks for from what was submitted."""
-        text = json.dumps(self.document, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    digest: str = ""
+    """Tells what it asks for from what was submitted."""
 
 
 def read_training_job(item: Json) -> TrainingJob:
@@ -84,13 +82,21 @@ def read_training_job(item: Json) -> TrainingJob:
     spec, status = item.get("spec"), item.get("status")
     document = dict(spec) if isinstance(spec, dict) else {}
     suspend = document.pop(_SUSPEND, False)
+    document = {"name": str(metadata["name"]), **document}
+    text = json.dumps(document, sort_keys=True)
+    uid = str(metadata["uid"])
+    said = status if isinstance(status, dict) else {}
+    # A write may come after the object that it is for was replaced by another of its name.
+    is_its_own = said.get("uid", uid) == uid
     return TrainingJob(
         name=str(metadata["name"]),
-        uid=str(metadata["uid"]),
+        uid=uid,
         generation=int(metadata.get("generation") or 0),
-        document={"name": str(metadata["name"]), **document},
+        document=document,
+        digest=hashlib.sha256(text.encode()).hexdigest()[:16],
         suspend=suspend is True,
-        status=status if isinstance(status, dict) else {},
+        status=said if is_its_own else {},
+        foreign=() if is_its_own else tuple(said),
         fleet=str((metadata.get("labels") or {}).get(LABEL_FLEET) or ""),
     )
 
@@ -134,6 +140,7 @@ def status_of(wanted: TrainingJob, job: JobRecord | None, now_s: float) -> Json:
             "object and apply it again"
         )
     status: Json = {
+        "uid": wanted.uid,
         "observedGeneration": wanted.generation,
         "specDigest": digest,
         "jobId": job.job_id,
@@ -156,13 +163,12 @@ def status_of(wanted: TrainingJob, job: JobRecord | None, now_s: float) -> Json:
 
 def refused(wanted: TrainingJob, why: str, now_s: float) -> Json:
     """The status of an object whose spec is none."""
-    return {
-        "observedGeneration": wanted.generation,
-        "specDigest": wanted.digest,
-        "state": INVALID,
-        "reason": why[:_MAX_REASON],
-        "conditions": _conditions(wanted, INVALID, why, now_s),
-    }
+    return {**_jobless(wanted, INVALID, why, now_s), "specDigest": wanted.digest}
+
+
+def waits(wanted: TrainingJob, why: str, now_s: float) -> Json:
+    """The status of an object whose job cannot be submitted yet."""
+    return _jobless(wanted, WAITING, why, now_s)
 
 
 def has_news(before: Mapping[str, Any], status: Json, *, is_step_due: bool) -> bool:
@@ -216,15 +222,18 @@ def _without_job(wanted: TrainingJob, now_s: float) -> Json:
             "conditions": _conditions(wanted, state, reason, now_s),
         }
     if wanted.suspend:
-        reason = "spec.suspend is true"
-        return {
-            "observedGeneration": wanted.generation,
-            "state": SUSPENDED,
-            "reason": reason,
-            "suspended": True,
-            "conditions": _conditions(wanted, SUSPENDED, reason, now_s),
-        }
+        return _jobless(wanted, SUSPENDED, "spec.suspend is true", now_s) | {"suspended": True}
     return dict(before)
+
+
+def _jobless(wanted: TrainingJob, state: str, reason: str, now_s: float) -> Json:
+    return {
+        "uid": wanted.uid,
+        "observedGeneration": wanted.generation,
+        "state": state,
+        "reason": reason[:_MAX_REASON],
+        "conditions": _conditions(wanted, state, reason, now_s),
+    }
 
 
 def _suspended(wanted: TrainingJob) -> bool:

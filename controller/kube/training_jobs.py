@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Protocol, assert_never
 
@@ -28,7 +29,7 @@ from controller.kube.errors import ConflictError, KubeError, NotFoundError
 from controller.kube.informer import FAILED, OK, Informer
 from controller.kube.observed import Json
 from controller.kube.training_job import Step, TrainingJob, read_training_job
-from controller.own_calls import CallFailedError
+from controller.own_calls import CallFailedError, WaitsError
 from controller.ratelimit import RateLimitedLog
 from outlast.clock import Clock
 
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 _SPACING_S = 1.0
 # A job's steps alone are written so often.
 _STEP_EVERY_S = 15.0
+# Calls of the API server under way at the same time.
+_MAX_PARALLEL = 4
 
 
 class JobCalls(Protocol):
@@ -92,6 +95,9 @@ class TrainingJobs:
         )
         # When the status of each was last written, by uid, and what it said.
         self._written: dict[str, tuple[float, Json]] = {}
+        # How long what failed rests, and until when, by what it is about.
+        self._resting: dict[str, tuple[float, float]] = {}
+        self._threads = ThreadPoolExecutor(_MAX_PARALLEL, thread_name_prefix="training-jobs")
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -111,6 +117,7 @@ class TrainingJobs:
         if tasks:
             await self._informer.stop()
             await self._calls.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _listen(self) -> None:
         seen = self._changes.version
@@ -138,17 +145,29 @@ class TrainingJobs:
         jobs = {
             job.request_id.removeprefix(prefix): job
             for job in self._state().jobs.values()
-            if job.request_id.startswith(prefix)
+            if job.owner == training_job.OWNER and job.request_id.startswith(prefix)
         }
         there = {each.uid for each in objects}
         self._written = {uid: when for uid, when in self._written.items() if uid in there}
-        left = [job for uid, job in jobs.items() if uid not in there]
+        gone = {uid: job for uid, job in jobs.items() if uid not in there}
+        about = there | set(gone)
+        self._resting = {uid: rest for uid, rest in self._resting.items() if uid in about}
+        now_s = asyncio.get_running_loop().time()
+        due = {uid for uid in about if now_s >= self._resting.get(uid, (0.0, 0.0))[1]}
         await asyncio.gather(
-            *(self._tried("Follow", self._follow(each, jobs.get(each.uid))) for each in objects),
-            *(self._tried("Cancel", self._cancel(job)) for job in left),
+            *(
+                self._tried("Follow", each.uid, self._follow(each, jobs.get(each.uid)))
+                for each in objects
+                if each.uid in due
+            ),
+            *(
+                self._tried("Cancel", uid, self._cancel(job))
+                for uid, job in gone.items()
+                if uid in due
+            ),
         )
 
-    async def _tried(self, what: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _tried(self, what: str, uid: str, work: Coroutine[Any, Any, None]) -> None:
         """One thing that goes wrong costs no other, and is tried again at a later look."""
         try:
             await work
@@ -157,6 +176,14 @@ class TrainingJobs:
         except (KubeError, CallFailedError) as error:
             self._counts[f"{what} trainingjobs", FAILED] += 1
             self._log.warning((what,), "%s of TrainingJobs is tried again: %s", what, error)
+            self._rest(uid)
+
+    def _rest(self, uid: str) -> None:
+        """Try no more for a while, twice as long each time."""
+        patience = self._config.patience
+        rested_s, _ = self._resting.get(uid, (0.0, 0.0))
+        rest_s = min(2 * rested_s or patience.retry_s, patience.retry_max_s)
+        self._resting[uid] = (rest_s, asyncio.get_running_loop().time() + rest_s)
 
     async def _follow(self, wanted: TrainingJob, job: JobRecord | None) -> None:
         now_s = self._clock.now_s()
@@ -164,27 +191,38 @@ class TrainingJobs:
         # A watch is behind what was written just now.
         wanted = replace(wanted, status={**wanted.status, **written})
         step = training_job.step_for(wanted, job)
-        status = None if step is None else await self._done(step, wanted, job, now_s)
+        status = None
+        if step is not None:
+            status = await self._done(step, wanted, job, now_s)
+            job = self._job_of(wanted)
         if status is None:
-            status = training_job.status_of(wanted, self._job_of(wanted), now_s)
+            status = training_job.status_of(wanted, job, now_s)
+        if status.get("state") == training_job.WAITING:
+            self._rest(wanted.uid)
+        else:
+            self._resting.pop(wanted.uid, None)
         is_step_due = now_s - written_s >= _STEP_EVERY_S
         if not training_job.has_news(wanted.status, status, is_step_due=is_step_due):
             return
-        await asyncio.to_thread(self._api.patch_training_job, wanted.name, wanted.uid, status)
+        patch = {**dict.fromkeys(wanted.foreign), **status}
+        await self._in_thread(self._api.patch_training_job, wanted.name, patch)
         self._written[wanted.uid] = (now_s, status)
         self._counts["Status trainingjobs", OK] += 1
         event = training_job.event_about(wanted, self._config.namespace, status, now_s)
         if event is not None:
-            await asyncio.to_thread(self._api.create_event, event)
+            await self._in_thread(self._api.create_event, event)
 
     async def _done(
         self, step: Step, wanted: TrainingJob, job: JobRecord | None, now_s: float
     ) -> Json | None:
-        """Do what is to be done; the status of an object whose spec is refused."""
+        """Do what is to be done; the status of an object that has no job all the same."""
         match step:
             case Step.SUBMIT:
                 request_id = training_job.request_id(self._config.namespace, wanted.uid)
-                why = await self._calls.submit(dict(wanted.document), request_id)
+                try:
+                    why = await self._calls.submit(dict(wanted.document), request_id)
+                except WaitsError as error:
+                    return training_job.waits(wanted, str(error), now_s)
                 if why:
                     logger.info("TrainingJob refused: name=%s %s", wanted.name, why)
                     return training_job.refused(wanted, why, now_s)
@@ -209,5 +247,9 @@ class TrainingJobs:
 
     def _job_of(self, wanted: TrainingJob) -> JobRecord | None:
         request_id = training_job.request_id(self._config.namespace, wanted.uid)
+        asked = (request_id, training_job.OWNER)
         jobs = self._state().jobs.values()
-        return next((job for job in jobs if job.request_id == request_id), None)
+        return next((job for job in jobs if (job.request_id, job.owner) == asked), None)
+
+    async def _in_thread(self, call: Callable[..., None], *arguments: object) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)

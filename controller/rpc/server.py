@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -99,6 +100,8 @@ class Parts:
     callers: Callers
     audit: Audit
     trends: TrendWatch
+    # What this process shows where it calls itself.
+    own_secret: str = field(default_factory=secrets.token_hex)
     # None: in clear text.
     tls: ServerTls | None = None
     # What agents must show to be let in; None when nobody is asked.
@@ -113,7 +116,7 @@ class Server:
         self._tls, self._callers = parts.tls, parts.callers
         self._own_socket: Path | None = None
         self._own_folder: Path | None = None
-        gate = Gate(parts.callers, parts.audit, parts.service.owner_of)
+        gate = Gate(parts.callers, parts.audit, parts.service.owner_of, parts.own_secret)
         self._server = grpc.aio.server(
             options=_OPTIONS, interceptors=[gate], maximum_concurrent_rpcs=MAX_CALLS
         )

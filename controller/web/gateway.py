@@ -19,16 +19,11 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from controller.access.gate import FROM_HEADER
+from controller.own_calls import OPTIONS
 from outlast.channel import HEADER
 
 # What answers at once takes milliseconds, and a large curve a second.
 CALL_TIMEOUT_S = 10.0
-_OPTIONS = (
-    ("grpc.max_receive_message_length", 128 * 2**20),
-    # Errors travel in what gRPC calls metadata, and a bad spec may have many.
-    ("grpc.max_metadata_size", 2**20),
-    ("grpc.absolute_max_metadata_size", 2**20),
-)
 _STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.UNAUTHENTICATED: 401,
@@ -77,7 +72,7 @@ class Gateway:
 
     def connect(self, address: str) -> None:
         """Calls go to this address from now on; to be called in the event loop."""
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
 
     async def close(self) -> None:
         """End all calls."""

@@ -11,6 +11,7 @@ from controller.core.kinds import Wanted
 from controller.core.records import JobRecord
 from controller.core.states import JobState
 from controller.kube.training_job import (
+    OWNER,
     Step,
     TrainingJob,
     event_about,
@@ -20,6 +21,7 @@ from controller.kube.training_job import (
     request_id,
     status_of,
     step_for,
+    waits,
 )
 from outlast.ids import JobId
 from tests.controller.core.driver import make_plan
@@ -42,6 +44,7 @@ def job(state: JobState = JobState.RUNNING, **changes: Any) -> JobRecord:
         job_id=JobId("llama-1"),
         name="llama",
         request_id=request_id("ml", "u1"),
+        owner=OWNER,
         spec_json="{}",
         checkpoint_url="",
         plan=make_plan(),
@@ -201,3 +204,20 @@ def test_a_new_state_is_told_as_an_event() -> None:
     event = event_about(wanted(), "ml", bad, NOW_S)
     assert event is not None
     assert (event["reason"], event["type"]) == ("Invalid", "Warning")
+
+
+def test_what_was_written_for_another_object_of_the_name_is_not_its_own() -> None:
+    theirs = {**status_of(wanted(), job(), NOW_S), "uid": "u0"}
+    found = wanted(theirs)
+    assert step_for(found, None) is Step.SUBMIT
+    # And all of it goes with the next write.
+    assert set(found.foreign) == set(theirs)
+
+
+def test_one_whose_name_is_taken_waits_and_is_tried_again() -> None:
+    told = waits(wanted(), "name: 'llama' is the name of job llama-0", NOW_S)
+    assert told["state"] == "WAITING"
+    assert step_for(wanted(told), None) is Step.SUBMIT
+    event = event_about(wanted(), "ml", told, NOW_S)
+    assert event is not None
+    assert event["type"] == "Normal"

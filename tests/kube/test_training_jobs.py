@@ -118,7 +118,74 @@ def test_a_spec_that_is_none_is_said_to_be_until_it_is_mended(kube: Kube, tmp_pa
     asyncio.run(live())
 
 
-def _submitted(it: Fleet, request_id: str) -> None:
+def test_a_spec_with_very_many_mistakes_is_refused_with_words(kube: Kube, tmp_path: Path) -> None:
+    jobs = TrainingJobs(kube)
+    jobs.apply("llama", **{f"no-field-{number}": 1 for number in range(400)})
+
+    async def live() -> None:
+        async with controller(kube, tmp_path):
+            status = await said(jobs, "llama", "INVALID")
+            assert status["reason"].startswith("the job spec has 51 problems:")
+            assert "is not a field" in status["reason"]
+
+    asyncio.run(live())
+
+
+def test_an_object_that_is_made_again_waits_for_the_end_of_the_first_job(
+    kube: Kube, tmp_path: Path
+) -> None:
+    jobs = TrainingJobs(kube)
+
+    async def live() -> None:
+        async with controller(kube, tmp_path) as (bench, _):
+            agents = await bench.add_agents(2)
+            await asyncio.to_thread(lambda: jobs.apply("llama", **SPEC))
+            first = await said(jobs, "llama", "STARTING")
+            for agent in agents:
+                agent.silent_on.add("stop_workers")
+            await asyncio.to_thread(jobs.delete, "llama")
+            await asyncio.to_thread(lambda: jobs.apply("llama", **SPEC))
+            status = await said(jobs, "llama", "WAITING")
+            assert f"is the name of job {first['jobId']}" in status["reason"]
+            for agent in agents:
+                agent.silent_on.clear()
+                await agent.answer(agent.last("stop_workers"))
+            status = await said(jobs, "llama", "STARTING")
+            assert status["jobId"] != first["jobId"]
+
+    asyncio.run(live())
+
+
+def test_a_status_of_the_object_before_does_no_harm(kube: Kube, tmp_path: Path) -> None:
+    jobs, calls = TrainingJobs(kube), Asked()
+    jobs.apply("llama", steps=1)
+    jobs.say("llama", {"uid": "of another", "jobId": "llama-0", "state": "RUNNING"})
+
+    async def live() -> None:
+        async with fleet(kube, tmp_path, hosts=0, calls=calls) as it:
+            await until(lambda: bool(calls.calls), "the job to be submitted", within_s=60.0)
+            _submitted(it, calls.calls[0][1])
+            status = await said(jobs, "llama", "QUEUED")
+            assert status["jobId"] == "llama-1"
+
+    asyncio.run(live())
+
+
+def test_a_job_of_somebody_else_is_not_followed(kube: Kube, tmp_path: Path) -> None:
+    """Who submits may choose any id for his request."""
+    calls = Asked()
+
+    async def live() -> None:
+        async with fleet(kube, tmp_path, hosts=0, calls=calls) as it:
+            _submitted(it, f"trainingjob/{kube.namespace}/no-uid", owner="sam")
+            TrainingJobs(kube).apply("llama", steps=1)
+            await until(lambda: bool(calls.calls), "another one to be submitted", within_s=60.0)
+        assert not [call for call in calls.calls if call[0] == "cancel"]
+
+    asyncio.run(live())
+
+
+def _submitted(it: Fleet, request_id: str, owner: str = OWNER) -> None:
     it.tell(
         ev.JobSubmitted(
             job_id=JobId("llama-1"),
@@ -127,6 +194,7 @@ def _submitted(it: Fleet, request_id: str) -> None:
             spec_json="{}",
             checkpoint_url="memory://",
             plan=make_plan(),
+            owner=owner,
         )
     )
 
@@ -186,6 +254,8 @@ def test_the_server_knows_the_schema(kube: Kube) -> None:
         with pytest.raises(client.ApiException) as caught:
             jobs.apply("wrong", **{**SPEC, **wrong})
         assert caught.value.status == 422
+    # As `outlast` writes what is left to be chosen.
+    jobs.apply("chosen", model={"preset": None}, parallel={"zero": {"reshard_after": None}})
     # What it does not know is kept, for the controller to refuse.
     made = jobs.apply("llama", **{**SPEC, "stepps": 10})
     assert made["spec"] == {**SPEC, "stepps": 10}

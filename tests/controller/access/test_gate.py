@@ -15,6 +15,7 @@ import pytest
 
 from controller.access import tokens
 from controller.access.audit import Audit
+from controller.access.gate import AS_HEADER
 from controller.access.roles import RULES, Role
 from controller.core.settings import Settings
 from controller.web.login import COOKIE
@@ -379,3 +380,22 @@ def test_a_submitter_gives_no_higher_priority_than_he_may(tmp_path: Path) -> Non
             assert made.job.priority == 6
 
     asyncio.run(whole())
+
+
+def test_nobody_calls_on_behalf_of_others_without_the_secret_of_the_process(
+    tmp_path: Path,
+) -> None:
+    """Through its own socket, which another process of its user reaches as well."""
+
+    async def scenario(bench: Lab, given: dict[str, str]) -> None:
+        own = f"unix:{tmp_path / 'state' / 'grpc.socket'}"
+        for address in (own, bench.running.grpc):
+            async with grpc.aio.insecure_channel(address) as channel:
+                for said in ("kubernetes", " kubernetes", "guess kubernetes"):
+                    call = AccessStub(channel).WhoAmI(
+                        access_pb2.WhoAmIRequest(), metadata=((AS_HEADER, said),), timeout=10
+                    )
+                    code, _ = await refused(call)
+                    assert code is grpc.StatusCode.UNAUTHENTICATED
+
+    run(tmp_path, scenario)

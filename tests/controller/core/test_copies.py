@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
+from checkpoint.core.placement import place_replicas
+from checkpoint.replicas.placing import partner_node_indexes
 from controller.core.capacity import Capacity
+from controller.core.copies import partner_indexes
 from controller.core.node_events import NodeJoined
 from controller.core.starts import start_on
 from outlast.ids import NodeId
-from tests.controller.core.driver import JOB, Driver
+from outlast.layout import Layout
+from tests.controller.core.driver import JOB, Driver, make_plan
 
 _NEXT = ((1,), (2,), (3,), (0,))
 
@@ -50,14 +56,10 @@ def _submit(driver: Driver, *, any_shift_bytes: int = 0) -> None:
 
 
 def _keepers(driver: Driver) -> dict[str, str]:
-    """By node, the one that its order to start says to keep its copies."""
+    """By node, the one that keeps its copies, which its order to start names last."""
     state = driver.machine.state
     attempt = state.attempts[JOB]
-    found = {}
-    for node in attempt.nodes:
-        (peer,) = start_on(state, attempt, node).replica_peers
-        found[node] = peer.node
-    return found
+    return {node: start_on(state, attempt, node).replica_peers[-1].node for node in attempt.nodes}
 
 
 def test_copies_leave_the_rack() -> None:
@@ -106,3 +108,33 @@ def test_a_node_without_room_for_larger_copies_keeps_those_of_the_layout() -> No
         driver = _joined("aabb", host_memory_bytes=most)
         _submit(driver, any_shift_bytes=100)
         assert driver.machine.state.attempts[JOB].replica_shift == shift
+
+
+def test_a_node_with_too_little_memory_for_the_shift_of_before_gets_the_layout_s() -> None:
+    driver = _joined("aabb", host_memory_bytes=100)
+    _submit(driver, any_shift_bytes=100)
+    assert driver.machine.state.attempts[JOB].replica_shift == 2
+    _join(driver, "n5", "a", host_memory_bytes=99)
+    driver.lose("n1")
+    driver.answer_all("/stop/")
+    driver.answer_all("/suite/")
+    assert driver.job().nodes[0] == "n5"
+    assert driver.machine.state.attempts[JOB].replica_shift == 0
+
+
+@pytest.mark.parametrize("shift", range(1, 6))
+def test_a_node_is_told_of_all_that_have_its_state_whatever_the_shift(shift: int) -> None:
+    """Some of its ranks have twins, others copies: the pair of node and holder has both."""
+    layout = Layout(tp=2, pp=8, dp=3)
+    names = [str(rank // 8) for rank in range(layout.world_size)]
+    planned = place_replicas(layout, names, dp_is_sharded=False)
+    plan = make_plan(
+        nodes=6,
+        workers_per_node=8,
+        replica_node_indexes=partner_node_indexes(planned, 8),
+        replica_shift=planned.shift,
+    )
+    moved = place_replicas(layout, names, dp_is_sharded=False, shift=shift)
+    needed = partner_node_indexes(moved, 8)
+    for index in range(6):
+        assert set(needed[index]) <= set(partner_indexes(plan, shift, index))
