@@ -107,16 +107,17 @@ Who holds up a job that hangs is worked out beside everything else, as by the co
 From `tests/sim/results`, made with `--no-what-if --json`; each has its command line as `replay`.
 {results}
 
-The row of 1,536 nodes was made three times, of the same faults. In the second one agents and
-controller exchange the messages of the wire. In the third, which is the row above, copies of host
-memory are where agents place them, and a rack's nodes have neighbouring places in the job:
+The row of 1,536 nodes was made four times, of the same faults. In the second one agents and
+controller exchange the messages of the wire. In the third, copies of host memory are where agents
+place them, and a rack's nodes have neighbouring places in the job. In the fourth, which is the row
+above, nodes say in which rack they stand, and copies leave it:
 
-| | first | messages | copies |
-|---|---|---|---|
-| ETTR | 98.44% | 98.44% | 98.41% |
-| incidents | 417 | 578 | 574 |
-| mean recovery of seven hangs | 23 s | 49 s | 49 s |
-| steps lost | 44 | 98 | 296 |
+| | first | messages | copies | racks |
+|---|---|---|---|---|
+| ETTR | 98.44% | 98.44% | 98.41% | 98.43% |
+| incidents | 417 | 578 | 574 | 577 |
+| mean recovery of seven hangs | 23 s | 49 s | 49 s | 49 s |
+| steps lost | 44 | 98 | 296 | 242 |
 
 - *Incidents*: 161 more are of cause `kernel_log`. A GPU's driver writes its fault to the node's
   kernel log, the agent reports the line, and the controller opens an incident for it that is only
@@ -135,6 +136,11 @@ memory are where agents place them, and a rack's nodes have neighbouring places 
 - *Steps, 98 to 296*: a copy is on its way for one step, so that each of 209 incidents costs one.
   The rack takes with it most of the nodes that keep its copies, and the job goes 55 steps back to
   its newest checkpoint; before, its nodes had places far apart, and it lost none.
+- *Steps, 296 to 242*: with copies in other racks it goes on from them, and loses none of the 55.
+
+Of the 1.57 points that are lost, 0.47 are checks after a fault, before the job goes on; 0.41 what
+steps wait for their copies to host memory; 0.32 until a fault is noticed; 0.19 until there is a
+node; 0.18 the start of an attempt.
 
 The row of 12,500 nodes is older: it was made before the edge, the agents and the messages of the
 simulator were the production ones.
