@@ -55,6 +55,7 @@ def joined(ctx: Context, event: NodeJoined) -> None:
     )
     ctx.silent.pop(event.node, None)
     ctx.saw(event.node)
+    losses.trust_ourselves_again(ctx)
     if event.predecessor:
         leaving.left(ctx, NodeLeft(node=event.node, incarnation=event.predecessor))
     known = ctx.state.nodes.get(event.node)

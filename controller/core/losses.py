@@ -71,7 +71,7 @@ def heard(ctx: Context, event: NodeHeard) -> None:
     view.late = view.lost = view.silent = False
     ctx.silent.pop(event.node, None)
     ctx.saw(event.node)
-    _trust_ourselves_again(ctx)
+    trust_ourselves_again(ctx)
 
 
 def gone(ctx: Context, event: NodeGone) -> None:
@@ -147,7 +147,7 @@ def _suspect_ourselves(ctx: Context) -> None:
         )
 
 
-def _trust_ourselves_again(ctx: Context) -> None:
+def trust_ourselves_again(ctx: Context) -> None:
     """The cut has healed; whoever is still silent a moment later really has something."""
     if ctx.blind_until_s is not None and len(ctx.quiet) < _blind_limit(ctx):
         ctx.blind_until_s = min(ctx.blind_until_s, ctx.now_s + ctx.settings.reconcile_s)

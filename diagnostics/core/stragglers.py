@@ -10,11 +10,11 @@ Source: NVRx compares with the best rank (< 0.75), DLRover takes 2 x the median;
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
-from diagnostics.core.windows import Lasting, robust_z
+from diagnostics.core.windows import Lasting, z_of
 
 RATIO = 1.10
 # With 10,000 ranks a z of 3.5 would accuse two healthy ones in every window, 6 none in a year.
@@ -51,28 +51,47 @@ class Slow:
 
 
 def judge(works_s: Mapping[int, float], equals: Sequence[Sequence[int]]) -> tuple[Slow, ...]:
-    """The ranks that stand out in one window; `equals` are groups that do the same work."""
+    """The ranks that stand out in one window; `equals` are groups that do the same work.
+
+    Each is held against all others of its group, and yet values are sorted once for all of them:
+    a group may have a hundred thousand ranks.
+    """
     return tuple(
         slow
         for group in equals
-        for rank in group
-        if rank in works_s and (slow := _judge_one(rank, works_s, group)) is not None
+        for slow in _judge_group([rank for rank in group if rank in works_s], works_s)
     )
 
 
-def _judge_one(rank: int, works_s: Mapping[int, float], group: Sequence[int]) -> Slow | None:
-    own_s = works_s[rank]
-    others = [works_s[peer] for peer in group if peer != rank and peer in works_s]
-    if not others:
-        return None
-    peers_s = median(others)
-    is_few = len(others) < FEW_PEERS
+def _judge_group(ranks: Sequence[int], works_s: Mapping[int, float]) -> Iterator[Slow]:
+    if len(ranks) < 2:
+        return
+    is_few = len(ranks) - 1 < FEW_PEERS
     limit = RATIO_OF_FEW if is_few else RATIO
-    z = robust_z(own_s, others)
-    stands_out = own_s > limit * peers_s and own_s - peers_s > LEAST_EXCESS_S
-    if not stands_out or (not is_few and z <= LEAST_Z):
-        return None
-    return Slow(rank=rank, work_s=own_s, peers_s=peers_s, z=z, limit=limit)
+    ordered = sorted(works_s[rank] for rank in ranks)
+    # By the median of its others, which is one and the same for all that are above it.
+    deviations: dict[float, list[float]] = {}
+    for rank in ranks:
+        own_s = works_s[rank]
+        peers_s = _median_without(ordered, own_s)
+        if own_s <= limit * peers_s or own_s - peers_s <= LEAST_EXCESS_S:
+            continue
+        if peers_s not in deviations:
+            deviations[peers_s] = sorted(abs(value - peers_s) for value in ordered)
+        spread = _median_without(deviations[peers_s], abs(own_s - peers_s))
+        z = z_of(own_s, peers_s, spread)
+        if is_few or z > LEAST_Z:
+            yield Slow(rank=rank, work_s=own_s, peers_s=peers_s, z=z, limit=limit)
+
+
+def _median_without(ordered: Sequence[float], value: float) -> float:
+    """The median of all but one of them, which is equal to `value`."""
+    gap = bisect_left(ordered, value)
+    half, is_odd = divmod(len(ordered) - 1, 2)
+    upper = ordered[half + (half >= gap)]
+    if is_odd:
+        return upper
+    return (ordered[half - 1 + (half - 1 >= gap)] + upper) / 2
 
 
 class StragglerTable:

@@ -25,8 +25,12 @@ def robust_z(value: float, others: Sequence[float]) -> float:
     `others` does not move, and is at least 1% of the median.
     """
     middle = median(others)
-    spread = _NORMAL * median(abs(other - middle) for other in others)
-    return (value - middle) / max(spread, _LEAST_SPREAD * abs(middle), 1e-12)
+    return z_of(value, middle, median(abs(other - middle) for other in others))
+
+
+def z_of(value: float, middle: float, deviation: float) -> float:
+    """The same, of the others' median and their median absolute deviation from it."""
+    return (value - middle) / max(_NORMAL * deviation, _LEAST_SPREAD * abs(middle), 1e-12)
 
 
 class Lasting:

@@ -11,8 +11,8 @@ import pytest
 
 from controller import convert
 from controller.core.changes import IncidentPut, State
-from controller.core.edge.detectors import WINDOW_S, WINDOW_SAMPLES
 from controller.core.edge.edge import Edge
+from controller.core.edge.use_windows import WINDOW_S, WINDOW_SAMPLES
 from controller.core.events import Detected, DetectionEnded, Event, JobStalled
 from controller.core.kinds import Cause
 from controller.core.node_events import NodeClosed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from statistics import median
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,15 @@ from diagnostics.core.curves import (
     Step,
     not_a_number,
 )
-from diagnostics.core.stragglers import StragglerTable, judge
+from diagnostics.core.stragglers import (
+    FEW_PEERS,
+    LEAST_EXCESS_S,
+    LEAST_Z,
+    RATIO,
+    RATIO_OF_FEW,
+    StragglerTable,
+    judge,
+)
 from diagnostics.core.windows import Lasting, robust_z
 
 EIGHT = [list(range(8))]
@@ -56,6 +65,32 @@ def test_noise_alone_names_nobody(seed: int) -> None:
 def test_other_stages_of_the_pipeline_are_no_yardstick() -> None:
     works = noisy(0, slow=dict.fromkeys(range(4, 8), 2.0))
     assert judge(works, [list(range(4)), list(range(4, 8))]) == ()
+
+
+@given(
+    works=st.lists(
+        st.one_of(st.sampled_from([1.0, 1.2, 2.0]), st.floats(0.5, 3.0)), min_size=1, max_size=40
+    )
+)
+def test_each_rank_is_held_against_all_others_of_its_group(works: list[float]) -> None:
+    found = {slow.rank: slow for slow in judge(dict(enumerate(works)), [range(len(works))])}
+    for rank, own_s in enumerate(works):
+        others = [work for other, work in enumerate(works) if other != rank]
+        if not others:
+            continue
+        is_few = len(others) < FEW_PEERS
+        limit = RATIO_OF_FEW if is_few else RATIO
+        stands_out = own_s > limit * median(others) and own_s - median(others) > LEAST_EXCESS_S
+        z = robust_z(own_s, others)
+        assert (rank in found) == (stands_out and (is_few or z > LEAST_Z))
+        if rank in found:
+            assert (found[rank].peers_s, found[rank].z) == (median(others), z)
+
+
+def test_a_hundred_thousand_equals_are_judged_at_once() -> None:
+    """In the controller's loop: pairs of ranks would take hours."""
+    works = noisy(0, num=100_000, slow=dict.fromkeys(range(0, 100_000, 3), 1.5))
+    assert len(judge(works, [range(100_000)])) == 33_334
 
 
 def test_one_peer_is_enough_only_for_a_large_difference() -> None:

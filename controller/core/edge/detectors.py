@@ -6,40 +6,27 @@ events. A job's `detectors` section says which are looked for and whether they a
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 from controller.core.changes import State
 from controller.core.detections import HOST_CAUSES
 from controller.core.edge.reports import RanksByAttempt
 from controller.core.edge.settings import SettingsTable
+from controller.core.edge.use_windows import Found, UseWindows
 from controller.core.events import Detected, DetectionEnded, Event
 from controller.core.kinds import Cause
 from controller.core.node_events import NodeClosed
 from controller.core.records import JobRecord
 from controller.core.states import AT_WORK, TERMINAL, IncidentState, JobState
 from diagnostics.core.curves import CALM_STEPS, SpeedWatch, SpikeWatch, Step, not_a_number
-from diagnostics.core.stragglers import StragglerTable
-from diagnostics.core.windows import Lasting
 from outlast.ids import Attempt, JobId, NodeId
 from outlast.v1 import agents_pb2, common_pb2
 
-# A window of what ranks report: so long, and so many samples of each.
-WINDOW_S = 10.0
-WINDOW_SAMPLES = 5
-MOST_SAMPLES = 64
-# How soon to look again where some rank has not reported enough.
-LOOK_S = 1.0
 # An odd step is over after so long without another: on a healthy tiny job 105 came in 7 minutes.
 CALM_S = 600.0
 # While odd steps keep coming they are counted here and reported together.
 REPORT_PERIOD_S = 10.0
 _OF_STEPS = (Cause.NON_FINITE, Cause.SPIKE)
-# A step that waits for data for longer than it does anything else.
-DATA_SHARE = 0.5
-LEAST_DATA_S = 0.02
 
 
 @dataclass(slots=True)
@@ -60,15 +47,10 @@ class _Tables:
     """Of one attempt."""
 
     attempt: Attempt
-    stragglers: StragglerTable
+    uses: UseWindows
     speed: SpeedWatch
     spikes: SpikeWatch = field(default_factory=SpikeWatch)
-    data: dict[int, Lasting] = field(default_factory=dict)
     odd: dict[Cause, _Odd] = field(default_factory=dict)
-    # The newest of each rank: some may have nothing to report for long.
-    samples: dict[int, deque[agents_pb2.RankUse]] = field(default_factory=dict)
-    # When to judge them next.
-    judge_at_s: float | None = None
     # Whether hosts that were broken before the attempt began have been reported to it.
     knows_hosts: bool = False
 
@@ -128,9 +110,10 @@ class Detectors:
                         events += self._condition(job, node, at_s)
             for summary in attempts.get((job_id, job.attempt), ()):
                 if summary.HasField("use"):
-                    kept = tables.samples.setdefault(summary.rank, deque(maxlen=MOST_SAMPLES))
-                    kept.append(summary.use)
-            events += self._window(job, tables, at_s, now_s)
+                    tables.uses.note(summary.rank, summary.use)
+            found = tables.uses.judge(job.plan.world_size, now_s)
+            if found is not None:
+                events += self._of_ranks(job, found, at_s)
         return events
 
     def host(self, node: NodeId, event: agents_pb2.AgentEvent) -> list[Event]:
@@ -212,11 +195,11 @@ class Detectors:
             stages: dict[int, list[int]] = {}
             for rank in range(layout.world_size):
                 stages.setdefault(layout.coordinate(rank).pp, []).append(rank)
-            equals = StragglerTable([*stages.values()])
+            uses = UseWindows([*stages.values()])
             ranks, best_s = self._best_steps_s.get(job.job_id, (0, None))
             speed = SpeedWatch(best_s if ranks == job.plan.world_size else None)
             odd = self._open_odd(job)
-            tables = _Tables(attempt=job.attempt, stragglers=equals, speed=speed, odd=odd)
+            tables = _Tables(attempt=job.attempt, uses=uses, speed=speed, odd=odd)
             self._tables[job.job_id] = tables
         return tables
 
@@ -231,63 +214,19 @@ class Detectors:
                 found[incident.cause] = _Odd(last_s=last_s, reported_s=last_s)
         return found
 
-    def _window(self, job: JobRecord, tables: _Tables, at_s: float, now_s: float) -> list[Event]:
-        """Judge what was gathered, once there is enough of every rank."""
-        if tables.judge_at_s is None:
-            tables.judge_at_s = now_s + WINDOW_S
-        if now_s < tables.judge_at_s:
-            return []
-        if len(tables.samples) < job.plan.world_size or any(
-            len(samples) < WINDOW_SAMPLES for samples in tables.samples.values()
-        ):
-            # Not at every heartbeat of thousands of nodes.
-            tables.judge_at_s = now_s + LOOK_S
-            return []
-        samples, tables.samples, tables.judge_at_s = tables.samples, {}, now_s + WINDOW_S
-        return [
-            *self._stragglers(job, tables, samples, at_s),
-            *self._data_stalls(job, tables, samples, at_s),
-        ]
-
-    def _stragglers(
-        self,
-        job: JobRecord,
-        tables: _Tables,
-        samples: Mapping[int, Sequence[agents_pb2.RankUse]],
-        at_s: float,
-    ) -> list[Event]:
-        works = {rank: median(_own_work_s(use) for use in uses) for rank, uses in samples.items()}
-        begun, ended = tables.stragglers.take(works)
+    def _of_ranks(self, job: JobRecord, found: Found, at_s: float) -> list[Event]:
+        """What a window says of single ranks."""
         events: list[Event] = []
-        for slow in begun:
+        for slow in found.slow:
             node, message = _node_of(job, slow.rank), slow.message
             events += self._found(job, Cause.STRAGGLER, message, at_s, node=node, rank=slow.rank)
-        for rank in ended:
+        for rank in found.slow_no_more:
             events += self._over(job, Cause.STRAGGLER, _node_of(job, rank))
-        return events
-
-    def _data_stalls(
-        self,
-        job: JobRecord,
-        tables: _Tables,
-        samples: Mapping[int, Sequence[agents_pb2.RankUse]],
-        at_s: float,
-    ) -> list[Event]:
-        events: list[Event] = []
-        for rank, uses in samples.items():
-            data_s = median(use.split.data_s for use in uses)
-            step_s = median(_step_s(use) for use in uses)
-            is_bad = data_s > LEAST_DATA_S and data_s > DATA_SHARE * step_s
-            change = tables.data.setdefault(rank, Lasting()).take(bad=is_bad)
+        for rank, message in found.starved:
             node = _node_of(job, rank)
-            if change is True:
-                message = (
-                    f"rank {rank} waits {data_s:.3g} s for data in a step of {step_s:.3g} s "
-                    f"(limit {DATA_SHARE:.0%}, ours, in 3 of 5 windows)"
-                )
-                events += self._found(job, Cause.DATA_STALL, message, at_s, node=node, rank=rank)
-            elif change is False:
-                events += self._over(job, Cause.DATA_STALL, node)
+            events += self._found(job, Cause.DATA_STALL, message, at_s, node=node, rank=rank)
+        for rank in found.starved_no_more:
+            events += self._over(job, Cause.DATA_STALL, _node_of(job, rank))
         return events
 
     def _odd(
@@ -385,15 +324,3 @@ class Detectors:
 
 def _node_of(job: JobRecord, rank: int) -> NodeId | None:
     return job.nodes[rank // job.plan.workers_per_node]
-
-
-def _own_work_s(use: agents_pb2.RankUse) -> float:
-    """A step without any waiting for others."""
-    split = use.split
-    return split.forward_s + split.backward_s + split.optimizer_s + split.data_s
-
-
-def _step_s(use: agents_pb2.RankUse) -> float:
-    split = use.split
-    exposed_s = split.tp_exposed_s + split.pp_exposed_s + split.dp_exposed_s
-    return _own_work_s(use) + exposed_s + split.other_exposed_s

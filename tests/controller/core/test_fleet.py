@@ -121,6 +121,23 @@ def test_blindness_that_heals_costs_nothing() -> None:
     assert all(node.quarantines_s == () for node in driver.machine.state.nodes.values())
 
 
+def test_connections_that_all_break_and_come_back_leave_no_blindness() -> None:
+    """Before anybody is late: so no node is heard again, they join."""
+    driver = Driver().running(spares=6)
+    for number in range(1, 9):
+        driver.send(NodeDisconnected(node=NodeId(f"n{number}")))
+    assert driver.machine.controller_blind
+    for number in range(1, 9):
+        trains = WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=number - 1, exit=None)
+        driver.join(f"n{number}", (trains,) if number <= 2 else ())
+    driver.wait(SETTINGS.reconcile_s)
+    assert not driver.machine.controller_blind
+    assert driver.job().state is JobState.RUNNING
+    # One that falls silent now is not waited for.
+    driver.send(NodeSilent(node=NodeId("n1"), silent_s=60.0))
+    assert driver.job().state is not JobState.RUNNING
+
+
 def test_a_restarted_controller_adopts_what_runs() -> None:
     before = Driver().running()
     after = Driver(fold(before.machine.state.as_changes()))
