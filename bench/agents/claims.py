@@ -72,11 +72,11 @@ def _of_faults(where: str, ours: dict[str, Any], bare: dict[str, Any]) -> list[C
             how=_HOW,
         ),
         Claim(
-            claim=f"{where}, half are gone: 99 % of the others' heartbeats are read within",
+            claim=f"{where}, its job stopped, half are gone: 99 % of heartbeats are read within",
             value=ours["lost_p99_s"] * 1e3,
             unit="ms",
             goal="reported",
-            baseline=f"{ours['p99_s'] * 1e3:.1f} ms before",
+            baseline=f"{ours['p99_s'] * 1e3:.1f} ms before, when each told of eight ranks",
             how=_HOW,
         ),
     ]

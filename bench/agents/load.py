@@ -138,7 +138,7 @@ class Agent:
         events = [agents_pb2.AgentEvent(command_result=result)]
         match command.WhichOneof("kind"):
             case "start_workers":
-                self._train(command)
+                self.train(command)
                 progress = agents_pb2.ProgressMade(completed_step=1, resumed_step=0)
                 events.append(agents_pb2.AgentEvent(progress=progress))
             case "stop_workers":
@@ -153,7 +153,8 @@ class Agent:
                 )
                 await self._call.write(agents_pb2.AgentMessage(event=event).SerializeToString())
 
-    def _train(self, command: agents_pb2.Command) -> None:
+    def train(self, command: agents_pb2.Command) -> None:
+        """From now on heartbeats tell of these ranks."""
         split = common_pb2.StepSplit(
             **dict.fromkeys(common_pb2.StepSplit.DESCRIPTOR.fields_by_name, 0.1)
         )

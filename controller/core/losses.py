@@ -37,7 +37,7 @@ def disconnected(ctx: Context, event: NodeDisconnected) -> None:
         view.connected = False
         view.late_since_s = ctx.now_s
         ctx.saw(event.node)
-        _suspect_ourselves(ctx)
+        suspect_ourselves(ctx)
     judge(ctx, event.node)
 
 
@@ -47,7 +47,7 @@ def late(ctx: Context, event: NodeLate) -> None:
         view.late = True
         view.late_since_s = ctx.now_s
         ctx.saw(event.node)
-        _suspect_ourselves(ctx)
+        suspect_ourselves(ctx)
     judge(ctx, event.node)
 
 
@@ -115,7 +115,7 @@ def end_reconciling(ctx: Context) -> None:
     """The agents have had their time to come back after a start."""
     ctx.reconciling_until_s = None
     # Those that fell silent meanwhile may all be hidden by one cut.
-    _suspect_ourselves(ctx)
+    suspect_ourselves(ctx)
     judge_all(ctx)
 
 
@@ -124,7 +124,7 @@ def _blind_limit(ctx: Context) -> float:
     return max(ctx.settings.blind_min_nodes, share)
 
 
-def _suspect_ourselves(ctx: Context) -> None:
+def suspect_ourselves(ctx: Context) -> None:
     """Many nodes silent at once: more likely our own eyes than all of theirs."""
     if ctx.reconciling_until_s is not None or ctx.now_s < ctx.trusting_until_s:
         return

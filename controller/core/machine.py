@@ -229,6 +229,8 @@ class Machine:
             losses.end_reconciling(ctx)
         if ctx.blind_until_s is not None and ctx.blind_until_s <= ctx.now_s:
             ctx.blind_until_s = None
+            # The same cut may have come back meanwhile: most are not seen again.
+            losses.suspect_ourselves(ctx)
             losses.judge_all(ctx)
         if ctx.reconciling_until_s is not None:
             return

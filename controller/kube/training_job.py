@@ -24,8 +24,8 @@ from controller.kube.observed import Json
 
 GROUP, VERSION, KIND, PLURAL = "outlast.dev", "v1alpha1", "TrainingJob", "trainingjobs"
 LABEL_FLEET = "outlast.dev/fleet"
-# Who owns the jobs that are made of them.
-OWNER = "kubernetes"
+# Who owns the jobs that are made of them: no name that a token, or a person, could have.
+OWNER = "kubernetes:trainingjobs"
 _SUSPEND = "suspend"
 _MAX_REASON = 1024
 # States of an object that has no job.

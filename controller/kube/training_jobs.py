@@ -197,13 +197,16 @@ class TrainingJobs:
             job = self._job_of(wanted)
         if status is None:
             status = training_job.status_of(wanted, job, now_s)
+        is_step_due = now_s - written_s >= _STEP_EVERY_S
+        has_news = training_job.has_news(wanted.status, status, is_step_due=is_step_due)
+        if status and (has_news or wanted.foreign):
+            await self._write(wanted, status, now_s)
         if status.get("state") == training_job.WAITING:
             self._rest(wanted.uid)
         else:
             self._resting.pop(wanted.uid, None)
-        is_step_due = now_s - written_s >= _STEP_EVERY_S
-        if not training_job.has_news(wanted.status, status, is_step_due=is_step_due):
-            return
+
+    async def _write(self, wanted: TrainingJob, status: Json, now_s: float) -> None:
         patch = {**dict.fromkeys(wanted.foreign), **status}
         await self._in_thread(self._api.patch_training_job, wanted.name, patch)
         self._written[wanted.uid] = (now_s, status)

@@ -69,10 +69,14 @@ def _judge_group(ranks: Sequence[int], works_s: Mapping[int, float]) -> Iterator
     is_few = len(ranks) - 1 < FEW_PEERS
     limit = RATIO_OF_FEW if is_few else RATIO
     ordered = sorted(works_s[rank] for rank in ranks)
+    # The least that the median of a rank's others can be: nobody below this stands out.
+    most_s = limit * _median_without(ordered, ordered[-1])
     # By the median of its others, which is one and the same for all that are above it.
     deviations: dict[float, list[float]] = {}
     for rank in ranks:
         own_s = works_s[rank]
+        if own_s <= most_s:
+            continue
         peers_s = _median_without(ordered, own_s)
         if own_s <= limit * peers_s or own_s - peers_s <= LEAST_EXCESS_S:
             continue

@@ -204,7 +204,7 @@ CONTROLLER_BUGS = (
     bug(
         "a cut of our own counts",
         (2,),
-        (losses, "_suspect_ourselves", _nothing),
+        (losses, "suspect_ourselves", _nothing),
         seeds=40,
         says="blindness",
     ),

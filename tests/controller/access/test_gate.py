@@ -18,6 +18,7 @@ from controller.access.audit import Audit
 from controller.access.gate import AS_HEADER
 from controller.access.roles import RULES, Role
 from controller.core.settings import Settings
+from controller.kube.training_job import OWNER
 from controller.web.login import COOKIE
 from outlast.channel import HEADER, bearer
 from outlast.v1 import access_pb2, jobs_pb2, nodes_pb2, ranks_pb2
@@ -391,7 +392,7 @@ def test_nobody_calls_on_behalf_of_others_without_the_secret_of_the_process(
         own = f"unix:{tmp_path / 'state' / 'grpc.socket'}"
         for address in (own, bench.running.grpc):
             async with grpc.aio.insecure_channel(address) as channel:
-                for said in ("kubernetes", " kubernetes", "guess kubernetes"):
+                for said in (OWNER, f" {OWNER}", f"guess {OWNER}"):
                     call = AccessStub(channel).WhoAmI(
                         access_pb2.WhoAmIRequest(), metadata=((AS_HEADER, said),), timeout=10
                     )

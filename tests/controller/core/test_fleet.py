@@ -138,6 +138,32 @@ def test_connections_that_all_break_and_come_back_leave_no_blindness() -> None:
     assert driver.job().state is not JobState.RUNNING
 
 
+def test_a_cut_that_comes_back_is_distrusted_again() -> None:
+    driver = Driver().running(spares=10)
+    names = [f"n{number}" for number in range(1, 13)]
+    for name in names:
+        driver.send(NodeDisconnected(node=NodeId(name)))
+    nodes = list(driver.job().nodes)
+    for name in names:
+        ranks = [nodes.index(NodeId(name))] if name in nodes else []
+        driver.join(
+            name,
+            tuple(
+                WorkerStatus(job_id=JOB, attempt=Attempt(1), rank=rank, exit=None) for rank in ranks
+            ),
+        )
+    driver.wait(1.0)
+    # While it is still being distrusted.
+    for name in names:
+        driver.send(NodeDisconnected(node=NodeId(name)))
+    driver.wait(SETTINGS.reconcile_s)
+    assert driver.machine.controller_blind
+    for name in names:
+        driver.send(NodeSilent(node=NodeId(name), silent_s=60.0))
+    assert driver.job().state is JobState.RUNNING
+    assert not any(node.quarantines_s for node in driver.machine.state.nodes.values())
+
+
 def test_a_restarted_controller_adopts_what_runs() -> None:
     before = Driver().running()
     after = Driver(fold(before.machine.state.as_changes()))

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from controller.core.edge.use_windows import RANKS_AT_ONCE, WINDOW_S, WINDOW_SAMPLES, UseWindows
+from controller.core.edge.use_windows import (
+    PAUSE_S,
+    RANKS_AT_ONCE,
+    WINDOW_S,
+    WINDOW_SAMPLES,
+    Found,
+    UseWindows,
+)
 from outlast.v1 import agents_pb2, common_pb2
 
 
@@ -13,16 +20,20 @@ def test_a_window_of_many_ranks_is_judged_between_heartbeats() -> None:
     use = agents_pb2.RankUse(split=common_pb2.StepSplit(forward_s=1.0))
     slow = agents_pb2.RankUse(split=common_pb2.StepSplit(forward_s=2.0))
     starved = agents_pb2.RankUse(split=common_pb2.StepSplit(data_s=1.0))
-    odd = {3: slow, count - 1: starved}
+    odd = {3: slow, 4: starved}
     assert windows.judge(count, 0.0) is None
-    found = []
+    found: list[Found] = []
     for number in range(1, 4):
         for _ in range(WINDOW_SAMPLES):
             for rank in range(count):
                 windows.note(rank, odd.get(rank, use))
-        now_s = 1.5 * number * WINDOW_S
-        parts = [windows.judge(count, now_s) for _ in range(4)]
-        assert [part is not None for part in parts] == [True, True, True, False]
-        found += [part for part in parts if part is not None]
-    assert [slow.rank for part in found for slow in part.slow] == [3]
-    assert [rank for part in found for rank, _ in part.starved] == [count - 1]
+        begun_s = 1.5 * number * WINDOW_S
+        told = []
+        for turn in range(4):
+            told.append(windows.judge(count, begun_s + 1.5 * turn * PAUSE_S))
+            # Right behind it another node is heard.
+            assert windows.judge(count, begun_s + (1.5 * turn + 0.5) * PAUSE_S) is None
+        assert [each is not None for each in told] == [False, False, True, False]
+        found += [each for each in told if each is not None]
+    assert [[each.rank for each in one.slow] for one in found] == [[], [], [3]]
+    assert [[rank for rank, _ in one.starved] for one in found] == [[], [], [4]]
