@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -85,8 +86,6 @@ async def served(kind: str, folder: Path) -> AsyncIterator[Served]:
 
 
 def _is_deaf(port: int) -> bool:
-    import socket
-
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 

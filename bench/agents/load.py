@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -228,11 +227,3 @@ class Fleet:
 def percentile(values: list[float], share: float) -> float:
     """Of sorted values."""
     return values[min(len(values) - 1, int(share * len(values)))]
-
-
-@contextlib.contextmanager
-def noting(into: dict[str, Any], **readings: Callable[[], float]) -> Iterator[None]:
-    """How much each of these readings has grown in the block."""
-    before = {name: read() for name, read in readings.items()}
-    yield
-    into |= {name: read() - before[name] for name, read in readings.items()}

@@ -8,7 +8,7 @@ not copied at all: a twin there is as good as a copy.
 All ranks of a node have their copies on one other node, and every node keeps those of one
 other: node i gives to node i + shift. So nobody keeps more than anybody else, a node needs
 one connection, and losing two nodes loses a copy only if they are such a pair. Every agent
-computes the same from the layout; where it is known how nodes stand, all are told the shift.
+computes the same from the layout, or from the shift that its order to start names.
 
 What does not belong here: sending (`checkpoint/replicas/sender.py`).
 """

@@ -102,7 +102,7 @@ def read_training_job(item: Json) -> TrainingJob:
 
 
 def request_id(namespace: str, uid: str) -> str:
-    """That of the one job of an object: whoever asks again gets the job that is there."""
+    """The request id of an object's job: submitting it again answers the job that is there."""
     return f"{request_prefix(namespace)}{uid}"
 
 
