@@ -59,7 +59,7 @@ class JobCalls(Protocol):
 
 
 class TrainingJobs:
-    """Those of one namespace that are for one fleet."""
+    """The TrainingJobs of one namespace that are for one fleet."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ def test_a_life_of_a_fleet_takes_exactly_the_rights_that_are_granted(
     kube: Kube, tmp_path: Path
 ) -> None:
     async def live() -> None:
-        # Of a job that is refused, as of any other, the cluster is told.
+        # A refused job has a status and an event, too.
         TrainingJobs(kube).apply("job", steps=1)
         async with fleet(kube, tmp_path, calls=Asked("steps: too few")) as it:
             await it.running(2)
