@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.core import attempts, causes, misfit, nodes, replays, searching
+from controller.core import attempts, causes, misfit, nodes, replays, searching, spares, swapping
 from controller.core.context import Context
 from controller.core.effects import Alert
 from controller.core.frozen import replace
@@ -55,7 +55,7 @@ def act(ctx: Context, job: JobRecord, incident: IncidentRecord) -> None:
     job = replays.decided(ctx, job, incident, verdict)
     if verdict.cause is Cause.MISFIT:
         job = misfit.leave(ctx, job, incident.evidence)
-    if verdict.action is Action.REPLACE_NODES:
+    if verdict.action in (Action.REPLACE_NODES, Action.SWAP_NODES):
         ctx.move_job(job, JobState.REPAIRING, verdict.reason)
     else:
         _suspect(ctx, job, verdict)
@@ -97,6 +97,7 @@ def _was_overcome(job: JobRecord, incident: IncidentRecord, verdict: PolicyVerdi
 
 
 def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> PolicyInput:
+    free = nodes.free_nodes(ctx, job)
     return PolicyInput(
         evidence=incident.evidence,
         findings=incident.findings,
@@ -127,7 +128,9 @@ def _facts_for(ctx: Context, job: JobRecord, incident: IncidentRecord) -> Policy
         unreproduced=job.unreproduced,
         non_finite_again=job.plan.non_finite_again,
         rollback_steps=job.plan.rollback_steps,
-        free_nodes=len(nodes.free_nodes(ctx, job)),
+        free_nodes=len(free),
+        ready_standbys=sum(spares.is_ready(ctx, job, node) for node in free),
+        state_elsewhere=swapping.state_elsewhere(ctx, job, incident),
         may_fit=misfit.may_fit(ctx, job, incident.evidence),
         nodes_in_words=misfit.nodes_in_words(ctx)
         if misfit.speaks_of_nodes(incident.evidence)

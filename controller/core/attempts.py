@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import assert_never
 
-from controller.core import copies, incidents, misfit, nodes, searching, topology
+from controller.core import copies, incidents, misfit, nodes, searching, spares, topology
 from controller.core.attempt_record import AttemptRecord
 from controller.core.changes import AttemptPut
 from controller.core.context import Context
@@ -22,8 +22,9 @@ from outlast.ids import Attempt, CommandId, NodeId
 
 def fill_places(ctx: Context, job: JobRecord, kept: frozenset[NodeId] = frozenset()) -> JobRecord:
     """Put free nodes into free places, but for those that are `kept` for others; a node that the
-    job had gets its own back."""
+    job had gets its own back. All of them are to be checked first, but for ready standbys."""
     free = {node.node: node for node in nodes.free_nodes(ctx, job) if node.node not in kept}
+    ready = {node.node for node in free.values() if spares.is_ready(ctx, job, node)}
     places: list[NodeId | None] = []
     unchecked = [node for node in job.unchecked if nodes.placed(ctx, job, node) is not None]
     for node_id in job.nodes:
@@ -31,16 +32,16 @@ def fill_places(ctx: Context, job: JobRecord, kept: frozenset[NodeId] = frozense
         if node is not None and node.state is NodeState.DRAINING:
             ctx.move_node(replace(node, job=None), NodeState.DRAINED, "drained by a person")
             node = None
-        if node is None and node_id in free:
+        is_back = node is None and node_id in free
+        if is_back and node_id is not None:
             _place(ctx, job, free.pop(node_id))
             unchecked.append(node_id)
-        places.append(node_id if node is not None or node_id in unchecked else None)
+        places.append(node_id if node is not None or is_back else None)
     for place, chosen in list(_chosen(ctx, job, places, [*free.values()])):
         _place(ctx, job, free.pop(chosen))
         places[place] = chosen
         unchecked.append(chosen)
-    if not job.plan.preflight:
-        unchecked = []
+    unchecked = [node for node in unchecked if job.plan.preflight and node not in ready]
     return ctx.put(replace(job, nodes=tuple(places), unchecked=tuple(unchecked)))
 
 

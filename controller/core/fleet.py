@@ -271,11 +271,8 @@ def tend(ctx: Context) -> None:
 
 def next_timer_s(ctx: Context) -> list[float]:
     """Timers still to come; one that has passed waits for something else by now."""
-    return [
-        node.timer_s
-        for node in ctx.waiting_nodes()
-        if node.timer_s is not None and node.timer_s > ctx.now_s
-    ]
+    timers = [node.timer_s for node in ctx.waiting_nodes() if node.timer_s is not None]
+    return [at_s for at_s in (*timers, *spares.next_checks_s(ctx)) if at_s > ctx.now_s]
 
 
 def _reconcile_workers(
@@ -344,7 +341,11 @@ def _begin_validation(ctx: Context, node: NodeRecord, reason: str) -> None:
 def _validated(ctx: Context, node: NodeRecord, *, passed: bool, detail: str) -> None:
     if node.is_stuck:
         passed, detail = False, "workers could not be killed"
-    if not passed:
+    if not passed and not node.quarantine:
+        # It had left a job to be checked. Nobody may use it meanwhile, if the breaker is open.
+        if not nodes.quarantine(ctx, node, f"failed its checks: {detail}; {node.reason}"):
+            ctx.put(replace(node, timer_s=nodes.breaker_opens_s(ctx)))
+    elif not passed:
         ctx.move_node(node, NodeState.REPAIRING, f"failed its checks, a person must act: {detail}")
         ctx.emit(Alert(summary=f"node {node.node} failed its checks: {detail}"))
     elif node.passes + 1 < PASSES_TO_RETURN:
@@ -374,6 +375,9 @@ def _let_time_pass(ctx: Context) -> None:
                 )
             elif due and (view.silent or node.is_stuck):
                 nodes.retire(ctx, node, f"never came back after: {node.reason}")
+        elif node.state is NodeState.VALIDATING and due and here:
+            node = ctx.put(replace(node, timer_s=None))
+            nodes.run_suite(ctx, node, "preflight", ctx.settings.fleet_check_timeout_s)
         elif node.state is NodeState.DRAINED and due and not node.cordoned:
             if here and not node.is_stuck:
                 _begin_validation(ctx, node, "its quarantine has cooled down")

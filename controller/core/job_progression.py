@@ -20,12 +20,13 @@ from controller.core import (
     nodes,
     queue,
     searching,
+    swapping,
 )
 from controller.core.capacity import need_in_words
 from controller.core.context import Context
 from controller.core.effects import ProvisionNodes
 from controller.core.frozen import replace
-from controller.core.kinds import Cause, EvidenceKind, Wanted
+from controller.core.kinds import Action, Cause, EvidenceKind, Wanted
 from controller.core.naming import names
 from controller.core.orders import StopWorkers
 from controller.core.records import NO_ATTEMPT, JobRecord, NodeRecord
@@ -217,6 +218,8 @@ def _replace_nodes(ctx: Context, job: JobRecord) -> bool:
         elif incident.cause is Cause.NODE_DRAINED:
             # The person called the drain off in time, and the node has done nothing wrong.
             continue
+        elif incident.action is Action.SWAP_NODES:
+            swapping.take_out(ctx, node, f"{incident.incident}: {incident.reason}")
         elif _is_back(ctx, signs.get(node_id, set()), node):
             job = ctx.state.jobs[job.job_id]
             if node_id not in job.unchecked:

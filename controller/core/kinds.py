@@ -55,6 +55,7 @@ class Action(StrEnum):
 
     RESTART_IN_PLACE = "restart_in_place"
     DIAGNOSE = "diagnose"
+    SWAP_NODES = "swap_nodes"
     REPLACE_NODES = "replace_nodes"
     SKIP_BATCH = "skip_batch"
     ROLL_BACK = "roll_back"

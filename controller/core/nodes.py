@@ -77,9 +77,16 @@ def held_by_others(ctx: Context, job: JobRecord) -> str:
 
 
 def run_suite(
-    ctx: Context, node: NodeRecord, suite: str, timeout_s: float, job: JobRecord | None = None
+    ctx: Context,
+    node: NodeRecord,
+    suite: str,
+    timeout_s: float,
+    job: JobRecord | None = None,
+    *,
+    storage: str = "",
 ) -> NodeRecord:
-    """Ask a node for a suite of checks."""
+    """Ask a node for a suite of checks, for a job or for nobody; storage is checked where it is
+    known: the job's, or `storage`."""
     node = ctx.put(replace(node, num_suites=node.num_suites + 1))
     ctx.open_command(
         CommandId(f"{node.node}/suite/{node.num_suites}"),
@@ -87,7 +94,7 @@ def run_suite(
         RunSuite(
             suite=suite,
             timeout_s=timeout_s,
-            checkpoint_url="" if job is None else job.checkpoint_url,
+            checkpoint_url=storage if job is None else job.checkpoint_url,
         ),
         job=None if job is None else job.job_id,
         attempt=NO_ATTEMPT if job is None else job.attempt,
@@ -106,14 +113,17 @@ def suite_passed(
     assert isinstance(record.command, RunSuite)
     if event.ok and event.verdict not in ("", "error"):
         passed = event.verdict != "fail"
-        checked_s = ctx.now_s if passed else node.checked_s
-        ctx.put(replace(node, unrun_suites=0, checked_s=checked_s))
+        node = replace(node, unrun_suites=0)
+        if passed:
+            node = replace(node, checked_s=ctx.now_s, checked_storage=record.command.checkpoint_url)
+        ctx.put(node)
         return passed
     if node.unrun_suites + 1 >= MAX_UNRUN_SUITES:
         ctx.put(replace(node, unrun_suites=0))
         return False
     node = ctx.put(replace(node, unrun_suites=node.unrun_suites + 1))
-    run_suite(ctx, node, record.command.suite, record.command.timeout_s, job)
+    suite = record.command
+    run_suite(ctx, node, suite.suite, suite.timeout_s, job, storage=suite.checkpoint_url)
     return None
 
 

@@ -17,6 +17,7 @@ from controller.core import (
     remedies,
     replacing,
     reproducing,
+    swapping,
     unloadable,
 )
 from controller.core.evidence import (
@@ -200,7 +201,10 @@ def _restart_or_diagnose(facts: PolicyInput) -> PolicyVerdict:
         spends_retry=not facts.nothing_failed,
     )
     if because := _why_check(facts, failure, culprits):
-        reason = f"{what}; {because}, so its nodes are checked first"
+        because = f"{what}; {because}"
+        if swap := swapping.instead_of_checks(facts, verdict, because):
+            return swap
+        reason = f"{because}, so its nodes are checked first"
         return replace(verdict, action=Action.DIAGNOSE, reason=reason)
     if unseen := _bad_unseen(facts, culprits):
         return replace(

@@ -262,10 +262,14 @@ class NodeRecord:
     unrun_suites: int = 0
     passes: int = 0
     checked_s: float | None = None
+    # The checkpoints' URL that its last passed checks tried; "": none.
+    checked_storage: str = ""
     # When the present state should be looked at again.
     timer_s: float | None = None
     # When quarantines began, newest last, within the retirement window.
     quarantines_s: tuple[float, ...] = ()
+    # When it left a job to be checked, newest last, within the same window.
+    taken_out_s: tuple[float, ...] = ()
     # Id of the quarantine session until the node may be used again; the cluster keeps it closed.
     quarantine: str = ""
     # When that session began.

@@ -26,7 +26,8 @@ class Settings:
     retire_after_quarantines: int = 3
     retire_window_s: float = 7 * 86400.0
     suspect_s: float = 1800.0
-    standby_recheck_s: float = 86400.0
+    # A standby takes a place without another check within so long of its last one.
+    standby_recheck_s: float = 3600.0
     fleet_check_timeout_s: float = 300.0
     # What a job lacks on a node because something else uses it is asked for again so much later.
     occupied_retry_s: float = 30.0

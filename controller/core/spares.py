@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from controller.core import nodes
 from controller.core.context import Context
 from controller.core.orders import RunSuite
-from controller.core.records import JobRecord, NodeRecord
+from controller.core.records import NO_ATTEMPT, JobRecord, NodeRecord
 from controller.core.states import JobState, NodeState
 
 
@@ -19,6 +19,20 @@ def spares_wanted(jobs: Iterable[JobRecord]) -> dict[str, int]:
             image = job.plan.need.image
             wanted[image] = max(wanted.get(image, 0), job.plan.standby)
     return wanted
+
+
+def is_ready(ctx: Context, job: JobRecord, node: NodeRecord) -> bool:
+    """Whether a node may take a place of the job as it is: a standby that was checked lately.
+
+    A job's first start has all of its nodes checked.
+    """
+    return (
+        job.attempt > NO_ATTEMPT
+        and node.state is NodeState.STANDBY
+        and _is_checked_lately(ctx, node)
+        and node.checked_storage == job.checkpoint_url
+        and not ctx.commands_of(RunSuite, node=node.node)
+    )
 
 
 def keep(ctx: Context) -> None:
@@ -33,6 +47,8 @@ def keep(ctx: Context) -> None:
         missing[node.image] = missing.get(node.image, 0) - 1
         if missing[node.image] < 0:
             ctx.move_node(node, NodeState.READY, "no job wants a standby")
+        else:
+            _check_again(ctx, node, live)
     if any(job.state in (JobState.QUEUED, JobState.PROVISIONING) for job in live):
         return
     for node_id in index.free:
@@ -46,11 +62,44 @@ def keep(ctx: Context) -> None:
         if not usable or any(node.workers < plan.workers_per_node for plan in same):
             continue
         missing[node.image] -= 1
-        recheck = ctx.now_s - ctx.settings.standby_recheck_s
-        if node.checked_s is not None and node.checked_s > recheck:
+        if _is_checked_lately(ctx, node):
             ctx.move_node(node, NodeState.STANDBY, "checked; a warm spare")
-        elif not ctx.commands_of(RunSuite, node=node.node):
-            nodes.run_suite(ctx, node, "preflight", ctx.settings.fleet_check_timeout_s)
+        else:
+            _check(ctx, node, live)
+
+
+def next_checks_s(ctx: Context) -> list[float]:
+    """When standbys are to be checked again."""
+    standbys = map(ctx.state.nodes.__getitem__, ctx.state.index.standby)
+    recheck_s = ctx.settings.standby_recheck_s
+    return [node.checked_s + recheck_s for node in standbys if node.checked_s is not None]
+
+
+def _check_again(ctx: Context, node: NodeRecord, live: list[JobRecord]) -> None:
+    """Check a standby whose checks were long ago, or did not try the storage of its jobs."""
+    storages = _storages(node, live)
+    is_new = bool(storages) and node.checked_storage not in storages
+    if ctx.connected(node.node) and (is_new or not _is_checked_lately(ctx, node)):
+        _check(ctx, node, live)
+
+
+def _check(ctx: Context, node: NodeRecord, live: list[JobRecord]) -> None:
+    if ctx.commands_of(RunSuite, node=node.node):
+        return
+    storage = next(iter(_storages(node, live)), "")
+    limit_s = ctx.settings.fleet_check_timeout_s
+    nodes.run_suite(ctx, node, "preflight", limit_s, storage=storage)
+
+
+def _storages(node: NodeRecord, live: list[JobRecord]) -> list[str]:
+    """Where the jobs that a standby is kept for have their checkpoints."""
+    plans = ((job.plan, job.checkpoint_url) for job in live)
+    return [url for plan, url in plans if plan.standby > 0 and plan.need.image == node.image]
+
+
+def _is_checked_lately(ctx: Context, node: NodeRecord) -> bool:
+    recheck_s = ctx.now_s - ctx.settings.standby_recheck_s
+    return node.checked_s is not None and node.checked_s > recheck_s
 
 
 def _is_open(ctx: Context, node: NodeRecord) -> bool:

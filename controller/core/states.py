@@ -133,6 +133,7 @@ NODE_TRANSITIONS: dict[NodeState, tuple[NodeState, ...]] = {
         NodeState.READY,
         NodeState.SUSPECT,
         NodeState.DRAINING,
+        NodeState.VALIDATING,
         NodeState.QUARANTINED,
         NodeState.RETIRED,
         NodeState.RELEASED,
@@ -141,6 +142,7 @@ NODE_TRANSITIONS: dict[NodeState, tuple[NodeState, ...]] = {
         NodeState.ASSIGNED,
         NodeState.READY,
         NodeState.DRAINING,
+        NodeState.VALIDATING,
         NodeState.QUARANTINED,
         NodeState.RETIRED,
         NodeState.RELEASED,
@@ -166,6 +168,7 @@ NODE_TRANSITIONS: dict[NodeState, tuple[NodeState, ...]] = {
     ),
     NodeState.VALIDATING: (
         NodeState.READY,
+        NodeState.QUARANTINED,
         NodeState.REPAIRING,
         NodeState.RETIRED,
         NodeState.RELEASED,

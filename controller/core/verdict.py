@@ -63,8 +63,11 @@ class PolicyInput:
     unreproduced: tuple[NodeId, ...] = ()
     non_finite_again: NonFiniteAgain = NonFiniteAgain.SKIP
     rollback_steps: int = 100
-    # Free nodes that could take a place.
+    # Free nodes that could take a place, and standbys that could take one unchecked.
     free_nodes: int = 0
+    ready_standbys: int = 0
+    # Nodes in evidence that could leave the job now, each with others that have its ranks' state.
+    state_elsewhere: tuple[tuple[NodeId, tuple[NodeId, ...]], ...] = ()
     # Where nodes refused the job for want of capacity: whether enough others may fit, and what
     # the nodes have.
     may_fit: bool = True

@@ -33,6 +33,7 @@ from outlast.ids import JobId
 from outlast.recovery import ElasticSpec
 
 JOB = JobId("job")
+_TAKE_NODES = (Action.REPLACE_NODES, Action.SWAP_NODES)
 # Faults have stopped; within this the job must train, and then end.
 RECOVER_S = 6 * 3600.0
 SETTLE_S = 3 * 3600.0
@@ -258,7 +259,7 @@ class _Run:
         incidents = [] if machine is None else opened_by(machine.state.incidents, end_s)
         wall_s = max(1.0, self._sampled_s - record.submitted_s)
         parts = self._parts(record, wall_s)
-        replaced = [item for item in incidents if item.action is Action.REPLACE_NODES]
+        replaced = [item for item in incidents if item.action in _TAKE_NODES]
         return Result(
             scenario=self._scenario,
             wall_s=wall_s,

@@ -99,7 +99,7 @@ def test_a_broken_gpu_is_checked_at_once_where_its_driver_reports_it() -> None:
         # What the kernel's log says is noted first, and stops nobody.
         stopped = next(each for each in story.incidents[known:] if each.action is not None)
         seen.add((stopped.evidence[0].fault_class, stopped.action))
-    assert seen == {("device", Action.REPLACE_NODES), ("nccl", Action.RESTART_IN_PLACE)}
+    assert seen == {("device", Action.SWAP_NODES), ("nccl", Action.RESTART_IN_PLACE)}
 
 
 def test_silent_corruption_is_found_by_doing_its_step_again() -> None:
