@@ -389,3 +389,15 @@ class IncidentRecord:
     # How often a detector found it, and when last.
     count: int = 1
     last_s: float | None = None
+
+    @property
+    def stops_job(self) -> bool:
+        """Whether workers were stopped for it; else it was opened beside training."""
+        is_beside = self.action is None and self.state in (IncidentState.OPEN, IncidentState.CLOSED)
+        return not is_beside or any(entry.state is not None for entry in self.timeline)
+
+    @property
+    def is_note(self) -> bool:
+        """Whether a detector only logs it: nothing was stopped."""
+        first = self.evidence[0].kind if self.evidence else None
+        return first is EvidenceKind.DETECTED and not self.stops_job

@@ -25,6 +25,7 @@ TIMEOUT_S = 10.0
 _MAX_SUBJECT = 200
 _COLOURS = {
     EventKind.INCIDENT: "#d29922",
+    EventKind.NOTE: "#6e7781",
     EventKind.RECOVERY: "#2da44e",
     EventKind.PAUSED: "#d29922",
     EventKind.FAILURE: "#cf222e",

@@ -25,7 +25,7 @@ class Receiver(Section):
     """What every receiver has."""
 
     events: Annotated[
-        tuple[Literal["incident", "recovery", "paused", "failure", "completion"], ...],
+        tuple[Literal["incident", "note", "recovery", "paused", "failure", "completion"], ...],
         Field(min_length=1),
     ] = ("incident", "recovery", "paused", "failure", "completion")
     jobs: Annotated[tuple[str, ...], Field(min_length=1)] = ("*",)

@@ -13,14 +13,14 @@ TITLE = "$job: $headline"
 TEXT = "$lines\n$link"
 FIELDS = {
     "job": "the job's id",
-    "event": "incident, recovery, paused, failure or completion: the newest of them",
+    "event": "incident, note, recovery, paused, failure or completion: the newest of them",
     "headline": "the newest event, in a few words",
     "reason": "why, as the controller decided it",
     "cause": "of an incident, such as node_lost",
     "action": "what was done about it, such as replace_nodes",
     "nodes": "nodes that are to blame",
     "incident": "the incident's id",
-    "step": "last step before a fault; last step of all of a job that has ended",
+    "step": "last step before a fault, if known; last step of all of a job that has ended",
     "lost": "of a recovery: how long the job stood still or repeated steps",
     "lines": "every event, one a line",
     "link": "the job in the web page, if `notify.page` says where that is",
@@ -55,7 +55,7 @@ def _values(message: Message, page: str) -> dict[str, str]:
         "action": last.action,
         "nodes": ", ".join(last.nodes),
         "incident": last.incident,
-        "step": str(last.step),
+        "step": "" if last.step is None else str(last.step),
         "lost": "" if last.lost_s is None else duration(last.lost_s),
         "lines": "\n".join(line(event) for event in message.events),
         "link": link(message, page),
@@ -68,16 +68,22 @@ def headline(event: JobEvent) -> str:
     cause = event.cause.replace("_", " ") or "unknown"
     match event.kind:
         case EventKind.INCIDENT:
-            return f"{cause} after step {event.step}"
+            return f"{cause}{_after(event.step)}{'' if event.stops_job else ', the job goes on'}"
+        case EventKind.NOTE:
+            return f"note: {cause}, nothing was stopped"
         case EventKind.RECOVERY:
             lost = "" if event.lost_s is None else f", {duration(event.lost_s)} lost"
             return f"trains again after {cause}{lost}"
         case EventKind.PAUSED:
             return "paused, and waits for you"
         case EventKind.FAILURE:
-            return f"failed after step {event.step}"
+            return f"failed{_after(event.step)}"
         case EventKind.COMPLETION:
             return f"completed all {event.step} steps"
+
+
+def _after(step: int | None) -> str:
+    return "" if step is None else f" after step {step}"
 
 
 def line(event: JobEvent) -> str:

@@ -11,7 +11,6 @@ from controller.core.records import JobRecord
 from controller.diagnosis.runs import DiagnosticRuns
 from controller.efficiency import peak_of
 from controller.grpc_errors import Context, bad_field, not_found
-from controller.rpc.views import is_note
 from controller.service import Service
 from controller.specs import spec_of
 from controller.store.diagnoses import parse
@@ -115,7 +114,7 @@ def node_statistics(
     for incident in state.incidents.values():
         if incident.opened_s < since_s:
             continue
-        (notes if is_note(incident) else faults).update(incident.culprits)
+        (notes if incident.is_note else faults).update(incident.culprits)
         checks.update(node for node, _ in incident.findings)
         failed.update(node for node, verdict in incident.findings if verdict == CheckVerdict.FAIL)
     for run in runs:

@@ -13,17 +13,15 @@ from controller.convert import capacity_message
 from controller.core import accounting, cost, leaving
 from controller.core.changes import State
 from controller.core.edge.clocks import ClockReading
-from controller.core.kinds import EvidenceKind, Wanted
+from controller.core.kinds import Wanted
 from controller.core.records import Evidence, IncidentRecord, JobRecord, NodeRecord
-from controller.core.states import TERMINAL, IncidentState, JobState
+from controller.core.states import TERMINAL, JobState
 from controller.efficiency import epochs, hardware_flops, peak_of, time_left_s, token_perplexity
 from controller.specs import spec_of
 from controller.store.curves import Curves, StepRow
 from outlast.flops import Convention, flops_per_token
 from outlast.ids import NodeId
 from outlast.v1 import common_pb2, incidents_pb2, jobs_pb2, nodes_pb2
-
-_OF_NOTES = (IncidentState.OPEN, IncidentState.CLOSED)
 
 
 def brief_job(
@@ -184,7 +182,7 @@ def _brief_incident(incident: IncidentRecord, now_s: float) -> incidents_pb2.Inc
         diagnostic_run=incident.search,
         count=incident.count,
         last_s=incident.last_s,
-        is_note=is_note(incident),
+        is_note=incident.is_note,
         seconds={str(part): seconds for part, seconds in parts.items() if seconds > 0},
     )
 
@@ -236,13 +234,6 @@ def _plain(value: struct_pb2.Value) -> object:
             return document_of(value.struct_value)
         case _:
             return None
-
-
-def is_note(incident: IncidentRecord) -> bool:
-    """Whether a detector only logs it: nothing was stopped."""
-    signs = incident.evidence
-    is_logged = bool(signs) and signs[0].kind is EvidenceKind.DETECTED
-    return is_logged and incident.action is None and incident.state in _OF_NOTES
 
 
 def _evidence(item: Evidence) -> incidents_pb2.Evidence:

@@ -1,4 +1,4 @@
-"""Events of jobs that people may be notified of: faults, recoveries, pauses, ends.
+"""Events of jobs that people may be notified of: faults, notes, recoveries, pauses, ends.
 
 They are derived from the records alone, so a restarted controller finds those it has not sent yet.
 Which of them are sent, and which make one message, is decided by `grouping`.
@@ -20,7 +20,8 @@ from outlast.ids import JobId
 class EventKind(StrEnum):
     """What an event is about."""
 
-    INCIDENT = "incident"  # a fault was found
+    INCIDENT = "incident"  # a fault was found, or checkpoints cannot be stored
+    NOTE = "note"  # a detector logged something, and stopped nothing
     RECOVERY = "recovery"  # training is past a fault again
     PAUSED = "paused"  # the controller paused a job; it waits for a person
     FAILURE = "failure"
@@ -46,14 +47,16 @@ class JobEvent:
     """Why, in a sentence or two."""
     nodes: tuple[str, ...] = ()
     """Nodes that are to blame."""
-    step: int = 0
-    """Of a fault: the last step before it. Of an end: the last step of all."""
+    step: int | None = None
+    """Of a fault: the last step before it, if one is known. Of an end: the last step of all."""
+    stops_job: bool = True
+    """Of an incident: whether the job was stopped for it."""
     lost_s: float | None = None
     """Of a recovery: seconds in which the job stood still or repeated steps."""
 
     @property
     def is_of_incident(self) -> bool:
-        return self.kind in (EventKind.INCIDENT, EventKind.RECOVERY)
+        return self.kind in (EventKind.INCIDENT, EventKind.RECOVERY, EventKind.NOTE)
 
 
 def job_events(state: State, since_s: float) -> Iterator[JobEvent]:
@@ -72,7 +75,8 @@ def job_events(state: State, since_s: float) -> Iterator[JobEvent]:
 
 def _of_incident(incident: IncidentRecord, since_s: float) -> Iterator[JobEvent]:
     if incident.opened_s >= since_s:
-        yield _about(incident, EventKind.INCIDENT, incident.opened_s)
+        kind = EventKind.NOTE if incident.is_note else EventKind.INCIDENT
+        yield _about(incident, kind, incident.opened_s)
     is_over = incident.state is IncidentState.CLOSED and incident.recovered_s is not None
     if is_over and incident.closed_s is not None and incident.closed_s >= since_s:
         yield _about(incident, EventKind.RECOVERY, incident.closed_s)
@@ -89,7 +93,9 @@ def _about(incident: IncidentRecord, kind: EventKind, at_s: float) -> JobEvent:
         action=str(incident.action or ""),
         reason=incident.reason,
         nodes=tuple(incident.culprits),
-        step=incident.fault_step,
+        # No rank has said how far it was: it is a note, or the fault was in the start.
+        step=None if incident.fault_step < 0 else incident.fault_step,
+        stops_job=incident.stops_job,
         lost_s=cost.lost_s(incident) if kind is EventKind.RECOVERY else None,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -18,9 +19,14 @@ JOB = JobId("j")
 
 
 def event(kind: EventKind, at_s: float, number: int = 1, job: str = "j") -> JobEvent:
-    incident = f"{job}-{number}" if kind in (K.INCIDENT, K.RECOVERY) else ""
+    incident = f"{job}-{number}" if kind in (K.INCIDENT, K.RECOVERY, K.NOTE) else ""
     return JobEvent(
-        key=f"{kind}/{incident or job}", kind=kind, job=JobId(job), at_s=at_s, incident=incident
+        key=f"{kind}/{incident or job}",
+        kind=kind,
+        job=JobId(job),
+        at_s=at_s,
+        incident=incident,
+        stops_job=kind is not K.NOTE,
     )
 
 
@@ -129,6 +135,47 @@ def test_faults_are_collected_too_for_who_wants_no_recoveries() -> None:
     sent = sent_over(storm, Route(kinds=frozenset({K.INCIDENT})))
     assert [at_s for at_s, _ in sent] == [20, 620, 1220]
     assert {each.kind for _, message in sent for each in message.events} == {K.INCIDENT}
+
+
+WITH_NOTES = Route(kinds=frozenset(K))
+
+
+def test_notes_are_sent_only_where_they_are_asked_for_and_collected() -> None:
+    notes = [event(K.NOTE, 10 + 20 * number, number) for number in range(100)]
+    assert sent_over(notes, Route()) == []
+    said = sent_over(notes, WITH_NOTES)
+    assert [at_s for at_s, _ in said] == [40, 640, 1240, 1840, 2440]
+    assert sum(len(message.events) for _, message in said) == 100
+
+
+def test_a_note_delays_no_fault_and_goes_with_its_message() -> None:
+    said = sent_over(
+        [
+            event(K.NOTE, 10),
+            event(K.INCIDENT, 60, 2),
+            event(K.RECOVERY, 65, 2),
+            event(K.NOTE, 70, 3),
+            event(K.INCIDENT, 100, 4),
+            event(K.RECOVERY, 400, 4),
+        ],
+        WITH_NOTES,
+    )
+    assert shape(said) == [
+        (40, ["note"]),
+        (65, ["incident", "recovery"]),
+        (130, ["note", "incident"]),
+        (400, ["recovery"]),
+    ]
+
+
+def test_storage_trouble_again_and_again_is_one_message_in_ten_minutes() -> None:
+    """Training goes on meanwhile, and no recovery ends it."""
+    troubles = [
+        replace(event(K.INCIDENT, 10 + 60 * number, number), stops_job=False)
+        for number in range(20)
+    ]
+    said = sent_over(troubles, Route())
+    assert [at_s for at_s, _ in said] == [40, 640, 1240]
 
 
 @given(
