@@ -11,23 +11,37 @@ from controller.web.thinning import kept_rows
 from outlast.v1 import common_pb2
 
 PARTS = tuple(field.name for field in common_pb2.StepSplit.DESCRIPTOR.fields)
+# A picture shows three or four; more digits than these are most of what an answer would weigh.
+_DIGITS = 6
+# Of a second: points in time have ten digits before it.
+_PLACES = 2
 
 
 def columns_of(
     reports: Sequence[common_pb2.StepReport], points: int
 ) -> dict[str, list[float | int | None]]:
-    """Steps as columns, about `points` rows that show every spike of the loss.
+    """Steps as columns, up to one and a half times `points` rows, and a few.
 
+    They show every spike of the loss, and of the held-out loss among those that were evaluated.
     Where the time of a step went is reported once for several short ones, with the last of them:
     here all of them have it.
     """
     evaluated = [row for row, each in enumerate(reports) if each.HasField("eval_loss")]
     divided = [row for row, each in enumerate(reports) if each.HasField("split")]
-    kept = kept_rows([each.loss for each in reports], evaluated, points)
+    # However often it was evaluated, the answer has so many rows.
+    held_out = kept_rows([reports[row].eval_loss for row in evaluated], (), points // 2)
+    always = [evaluated[at] for at in held_out]
+    kept = kept_rows([each.loss for each in reports], always, points)
     rows = [_row(reports[row], _split_at(reports, divided, row)) for row in kept]
     sets = sorted({name for row in evaluated for name in reports[row].eval_losses})
     names = [*_row(common_pb2.StepReport(), None), *(f"eval/{name}/loss" for name in sets)]
-    return {name: [row.get(name) for row in rows] for name in names}
+    return {name: [_rounded(name, row.get(name)) for row in rows] for name in names}
+
+
+def _rounded(name: str, value: float | None) -> float | None:
+    if not isinstance(value, float):
+        return value
+    return round(value, _PLACES) if name == "at_s" else float(f"{value:.{_DIGITS}g}")
 
 
 def _split_at(

@@ -44,3 +44,37 @@ def test_held_out_sets_have_columns_of_their_own() -> None:
     assert found["eval_loss"] == [None, None, 2.0]
     sets = {name: values for name, values in found.items() if "/" in name}
     assert sets == {"eval/a/loss": [None] * 3, "eval/b/loss": [None, None, 3.0]}
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=300), st.integers(2, 60))
+def test_evaluations_are_thinned_too_and_show_their_spikes(
+    losses: list[float], points: int
+) -> None:
+    """With an evaluation every few steps, an answer would grow with the job."""
+    reports = [
+        StepReport(step=step, tokens=1, loss=1.0, eval_loss=loss)
+        for step, loss in enumerate(losses, start=1)
+    ]
+    found = columns_of(reports, points)
+    assert len(found["step"]) <= 1.5 * points + 6
+    held_out = [loss for loss in found["eval_loss"] if loss is not None]
+    assert max(held_out) == float(f"{max(losses):.6g}")
+    assert min(held_out) == float(f"{min(losses):.6g}")
+    assert found["step"][0] == 1
+    assert found["step"][-1] == len(losses)
+
+
+def test_values_have_as_many_digits_as_a_picture_needs() -> None:
+    report = StepReport(
+        step=1_234_567,
+        tokens=4_194_304,
+        loss=2.123456789,
+        learning_rate=1.23456789e-5,
+        duration_s=1.3,
+        at_s=1_795_780_000.123456,
+    )
+    found = {name: values[0] for name, values in columns_of([report], 10).items()}
+    assert (found["step"], found["loss"]) == (1_234_567, 2.12346)
+    assert (found["learning_rate"], found["tokens_per_s"]) == (1.23457e-5, 3_226_390)
+    # Points in time are not rounded to hours.
+    assert found["at_s"] == 1_795_780_000.12
