@@ -86,6 +86,7 @@ class Bench:
     effects: Effects
     counters: Counters
     trends: TrendWatch
+    runs: DiagnosticRuns
     # Nodes with the ids and kinds of what they were told, and the bytes of each message.
     commands: list[tuple[NodeId, str, str]]
     sent: list[int]
@@ -163,6 +164,7 @@ def _made(folder: Path, database: Database) -> Bench:
         effects=effects,
         counters=counters,
         trends=TrendWatch(service, edge, TrendStore(database)),
+        runs=runs,
         commands=told,
         sent=sent,
     )

@@ -64,14 +64,14 @@ class TrendsService(TrendsServicer):
     async def ListNodeStatistics(
         self, request: trends_pb2.ListNodeStatisticsRequest, context: Context
     ) -> trends_pb2.ListNodeStatisticsResponse:
-        """What every node was like over some days."""
+        """What every node was like over some days, or a page of them."""
+        if request.most < 0:
+            await bad_field(context, "most", f"is {request.most}; allowed: 0 or more")
         if not 0 <= request.days <= MOST_DAYS:
             allowed = f"1 to {MOST_DAYS}, or 0"
             await bad_field(context, "days", f"is {request.days}; allowed: {allowed}")
         found = await self._statistics(request.days or NODE_DAYS)
-        return trends_pb2.ListNodeStatisticsResponse(
-            nodes=[each for each in found if request.node in ("", each.node_id)]
-        )
+        return page_of(found, request)
 
     async def _statistics(self, num_days: int) -> list[trends_pb2.NodeStatistics]:
         since_s = self._service.now_s - num_days * DAY_S
@@ -142,7 +142,26 @@ def node_statistics(
         for node in state.nodes
         for day in (days.get(node, NodeDay()),)
     ]
-    return sorted(found, key=lambda each: (-each.is_slow, -each.slowest_ratio, each.node_id))
+    return sorted(found, key=place_of)
+
+
+def page_of(
+    found: Iterable[trends_pb2.NodeStatistics], request: trends_pb2.ListNodeStatisticsRequest
+) -> trends_pb2.ListNodeStatisticsResponse:
+    """Of nodes in their order those that are asked for."""
+    nodes = [each for each in found if request.node in ("", each.node_id)]
+    if not request.most:
+        return trends_pb2.ListNodeStatisticsResponse(nodes=nodes)
+    nodes = [each for each in nodes if place_of(each) > request.after]
+    page = nodes[: request.most]
+    following = place_of(page[-1]) if len(nodes) > len(page) else ""
+    return trends_pb2.ListNodeStatisticsResponse(nodes=page, next=following)
+
+
+def place_of(node: trends_pb2.NodeStatistics) -> str:
+    """Where a node is in the order; of a node that is gone, too, when the next page is asked."""
+    # Ratios of windows, of which there are thousands: more digits tell nothing apart.
+    return f"{not node.is_slow:d}-{1 - node.slowest_ratio:.6f}-{node.node_id}"
 
 
 def _trend(found: Trend | None) -> trends_pb2.Trend | None:

@@ -112,14 +112,20 @@ CALLS = (
     _get(
         "/jobs/{job_id}/trends",
         "Trends/GetJobTrends",
-        "How MFU, periodic stalls and late launches have changed over days and weeks.",
+        "How MFU, periodic stalls and late launches have changed over days and weeks; with the 100 "
+        "of its nodes that are most often the slowest.",
     ),
     _get(
         "/node-statistics",
         "Trends/ListNodeStatistics",
-        "How each node, or one `node`, compared with its peers over some days.",
+        "How `most` nodes (100 by default, up to 1,000), or one `node`, compared with their peers "
+        "over some days, those that are often the slowest first. `after`: `next` of the page "
+        "before.",
+        page="most",
         days="days",
         node="node",
+        most="most",
+        after="after",
     ),
     _get(
         "/incidents",

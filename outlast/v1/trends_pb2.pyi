@@ -251,17 +251,25 @@ class ListNodeStatisticsRequest(google.protobuf.message.Message):
 
     DAYS_FIELD_NUMBER: builtins.int
     NODE_FIELD_NUMBER: builtins.int
+    MOST_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
     days: builtins.int
     """Of so many days, today included; 7 when 0, 90 at most."""
     node: builtins.str
     """Of this node alone; of all when empty."""
+    most: builtins.int
+    """Only so many; all of them when 0."""
+    after: builtins.str
+    """Those behind the page whose answer had this as `next`."""
     def __init__(
         self,
         *,
         days: builtins.int = ...,
         node: builtins.str = ...,
+        most: builtins.int = ...,
+        after: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["days", b"days", "node", b"node"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "days", b"days", "most", b"most", "node", b"node"]) -> None: ...
 
 global___ListNodeStatisticsRequest = ListNodeStatisticsRequest
 
@@ -270,6 +278,9 @@ class ListNodeStatisticsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NODES_FIELD_NUMBER: builtins.int
+    NEXT_FIELD_NUMBER: builtins.int
+    next: builtins.str
+    """What to give as `after` for more; empty when there are none."""
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___NodeStatistics]:
         """Those that are often the slowest first."""
@@ -278,8 +289,9 @@ class ListNodeStatisticsResponse(google.protobuf.message.Message):
         self,
         *,
         nodes: collections.abc.Iterable[global___NodeStatistics] | None = ...,
+        next: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["nodes", b"nodes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next", b"next", "nodes", b"nodes"]) -> None: ...
 
 global___ListNodeStatisticsResponse = ListNodeStatisticsResponse
 

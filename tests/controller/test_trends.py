@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -27,7 +28,8 @@ from controller.convert import plan_of
 from controller.core.events import JobSubmitted
 from controller.core.kinds import Cause
 from controller.core.states import IncidentState
-from controller.rpc.trends import node_statistics
+from controller.rpc import trends as trends_service
+from controller.rpc.trends import node_statistics, page_of, place_of
 from controller.service import Service
 from controller.sessions.incoming import Incoming
 from controller.store.curves import StepRow
@@ -318,6 +320,50 @@ def test_the_call_answers_of_a_job_and_of_nodes(tmp_path: Path) -> None:
                 await trends.ListNodeStatistics(trends_pb2.ListNodeStatisticsRequest(days=91))
             with pytest.raises(grpc.aio.AioRpcError, match="no job"):
                 await trends.GetJobTrends(trends_pb2.GetJobTrendsRequest(job_id="nobody"))
+
+    asyncio.run(scenario())
+
+
+def test_pages_of_nodes_have_each_once_the_slowest_first() -> None:
+    found = [
+        trends_pb2.NodeStatistics(node_id=f"n{number}", is_slow=slow, slowest_ratio=ratio)
+        for number, (slow, ratio) in enumerate([(True, 0.4), (False, 0.9), (False, 0.25)] * 3)
+    ]
+    whole = node_statistics_order(found, most=0)
+    assert whole[:3] == ["n0", "n3", "n6"]
+    assert whole[3:6] == ["n1", "n4", "n7"]
+    assert node_statistics_order(found, most=2) == whole
+    assert node_statistics_order(found, most=9) == whole
+
+
+def node_statistics_order(found: list[trends_pb2.NodeStatistics], most: int) -> list[str]:
+    """Nodes as the pages have them, of up to `most`."""
+    ordered, names, after = sorted(found, key=place_of), [], ""
+    while True:
+        request = trends_pb2.ListNodeStatisticsRequest(most=most, after=after)
+        page = page_of(ordered, request)
+        names += [each.node_id for each in page.nodes]
+        after = page.next
+        if not after:
+            return names
+
+
+def test_trends_of_a_job_have_only_the_slowest_of_its_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page shows them, and a job may have thousands."""
+    monkeypatch.setattr(trends_service, "_MOST_NODES", 3)
+
+    async def scenario() -> None:
+        async with training(tmp_path) as bench:
+            slow = {NodeId("node-00003"): NodeDay(num_windows=10, num_slowest=9)}
+            TrendStore(_database(bench)).add_days(slow, int(bench.service.now_s // DAY_S))
+            service = trends_service.TrendsService(bench.service, bench.trends, bench.runs, {})
+            request = trends_pb2.GetJobTrendsRequest(job_id=JOB)
+            found = await service.GetJobTrends(request, cast(Any, None))
+            assert [node.node_id for node in found.nodes] == [
+                *("node-00003", "node-00000", "node-00001")
+            ]
 
     asyncio.run(scenario())
 

@@ -76,8 +76,10 @@ def test_what_is_there_is_told(tmp_path: Path) -> None:
         assert (await got(client, "/diagnostics"))["runs"] == []
         trends = await got(client, f"/jobs/{job_id}/trends")
         assert (trends["speed"], trends["hours"], trends["findings"]) == (None, [], [])
-        compared = (await got(client, "/node-statistics", days=30))["nodes"]
-        assert [node["node_id"] for node in compared] == ["n0", "n1"]
+        compared = await got(client, "/node-statistics", days=30, most=1)
+        rest = await got(client, "/node-statistics", most=1, after=compared["next"])
+        assert [node["node_id"] for node in compared["nodes"] + rest["nodes"]] == ["n0", "n1"]
+        assert rest["next"] == ""
         alone = (await got(client, "/node-statistics", node="n1"))["nodes"]
         assert [node["node_id"] for node in alone] == ["n1"]
         assert (await got(client, "/spec-schema"))["properties"]["steps"]
