@@ -86,6 +86,7 @@ class Bench:
     effects: Effects
     counters: Counters
     trends: TrendWatch
+    trend_store: TrendStore
     runs: DiagnosticRuns
     # Nodes with the ids and kinds of what they were told, and the bytes of each message.
     commands: list[tuple[NodeId, str, str]]
@@ -152,6 +153,7 @@ def _made(folder: Path, database: Database) -> Bench:
         effects=effects,
         clock=clock,
     )
+    trend_store = TrendStore(database)
     logs, code = LogQueries(service, sessions, edge), CodeStore(folder / "code")
     return Bench(
         service=service,
@@ -163,7 +165,8 @@ def _made(folder: Path, database: Database) -> Bench:
         logs=logs,
         effects=effects,
         counters=counters,
-        trends=TrendWatch(service, edge, TrendStore(database)),
+        trends=TrendWatch(service, edge, trend_store),
+        trend_store=trend_store,
         runs=runs,
         commands=told,
         sent=sent,

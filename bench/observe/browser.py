@@ -24,14 +24,20 @@ from bench.controller.fleet import JOB, WORKERS
 
 NUM_NODES, SMALL_NODES = 1250, 4
 NUM_STEPS, SMALL_STEPS = 1000, 50
+# Of the job's curve.
+PAST_STEPS, SMALL_PAST = 100_000, 2000
 _ROUNDS = 3
 _PANNED_S = 4.0
 # Of the mouse, sent by the browser's driver one after the other: each waits for the one before.
 _MOVES = 30
 _VIEWPORT = {"width": 1280, "height": 900}
 _DEADLINE_S = 120.0
-# What pages ask of a job, besides the heat map.
-_ANSWERS = ("jobs", "jobs/JOB", "jobs/JOB/ranks", "jobs/JOB/curve", "nodes", "incidents")
+# What pages ask of a job, besides heat map and timeline, with the parameters that they give.
+_ANSWERS = (
+    *("jobs", "jobs/JOB", "jobs/JOB/ranks", "jobs/JOB/curve", "jobs/JOB/history"),
+    *("jobs/JOB/trends", "incidents?job=JOB&newest=50&brief=true"),
+    *("nodes?most=100", "incidents?newest=100&brief=true", "node-statistics?node=node-00001"),
+)
 
 # When the map was first drawn and its frame was over; each frame, and each time that it was drawn.
 _WATCH = """
@@ -70,7 +76,8 @@ def is_there() -> bool:
 def measure(folder: Path, *, small: bool) -> dict[str, Any]:
     """Seconds until the map is there, frames a second while it moves, and bytes of answers."""
     num_nodes, num_steps = (SMALL_NODES, SMALL_STEPS) if small else (NUM_NODES, NUM_STEPS)
-    with _site(folder, num_nodes, num_steps) as (base, pid):
+    past_steps = SMALL_PAST if small else PAST_STEPS
+    with _site(folder, num_nodes, num_steps, past_steps) as (base, pid):
         url = f"{base}/jobs/{JOB}/heat-map"
         with _chromium() as browser:
             opened = [_opened(browser, url, pid) for _ in range(1 if small else _ROUNDS)]
@@ -79,6 +86,7 @@ def measure(folder: Path, *, small: bool) -> dict[str, Any]:
     return {
         "ranks": num_nodes * WORKERS,
         "steps": num_steps,
+        "past_steps": past_steps,
         "open": {name: statistics.median(each[name] for each in opened) for name in opened[0]},
         "pan": frames,
         "answers": answers,
@@ -86,12 +94,10 @@ def measure(folder: Path, *, small: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def _site(folder: Path, num_nodes: int, num_steps: int) -> Iterator[tuple[str, int]]:
+def _site(folder: Path, *sizes: int) -> Iterator[tuple[str, int]]:
     """Where the page is, and the process that serves it."""
-    command = [sys.executable, "-m", "bench.observe.site", str(folder)]
-    with subprocess.Popen(
-        [*command, str(num_nodes), str(num_steps)], stdout=subprocess.PIPE, text=True
-    ) as site:
+    command = [sys.executable, "-m", "bench.observe.site", str(folder), *map(str, sizes)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as site:
         assert site.stdout is not None
         try:
             yield f"http://{site.stdout.readline().strip()}", site.pid

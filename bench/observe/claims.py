@@ -129,8 +129,8 @@ def _of_browser(row: dict[str, Any]) -> list[Claim]:
             "in; zoomed in by the wheel, dragged to and fro; times that the map was drawn",
         ),
         Claim(
-            claim=f"what pages ask of a job of {row['ranks']} ranks, besides heat map and "
-            "timeline: the largest answer, compressed",
+            claim=f"what pages ask of a job of {row['ranks']} ranks and {row['past_steps']} steps, "
+            "besides heat map and timeline: the largest answer, compressed",
             value=answers[largest]["sent_bytes"] / 1e6,
             unit="MB",
             goal="<= 0.2",

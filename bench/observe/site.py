@@ -2,9 +2,10 @@
 
 Service, gRPC services, gateway and web app are the controller's. Agents are events, as in `fleet`;
 asked what their ranks have noted they answer where an agent's stream would be read. What an agent
-reads from black boxes is made here: the newest steps of each rank.
+reads from black boxes is made here: the newest steps of each rank. What the job has behind it is
+`past`.
 
-    python -m bench.observe.site FOLDER NODES STEPS       prints where it listens
+    python -m bench.observe.site FOLDER NODES STEPS PAST_STEPS       prints where it listens
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from bench.bare_controller import Bench, controller
 from bench.controller.fleet import WORKERS
 from bench.observe.fleet import train
+from bench.observe.past import Past, fill
 from controller.access.audit import Audit
 from controller.access.callers import Callers
 from controller.access.gate import Gate
@@ -26,6 +28,7 @@ from controller.addresses import bind_http, name_of
 from controller.rpc.access import AccessService
 from controller.rpc.incidents import IncidentsService
 from controller.rpc.nodes import NodesService
+from controller.rpc.trends import TrendsService
 from controller.sessions.session import AgentSession
 from controller.web.app import Web
 from controller.web.metrics import ControllerMetrics
@@ -37,6 +40,7 @@ from outlast.v1.incidents_pb2_grpc import add_IncidentsServicer_to_server
 from outlast.v1.jobs_pb2_grpc import add_JobsServicer_to_server
 from outlast.v1.nodes_pb2_grpc import add_NodesServicer_to_server
 from outlast.v1.ranks_pb2_grpc import add_RanksServicer_to_server
+from outlast.v1.trends_pb2_grpc import add_TrendsServicer_to_server
 
 # One rank is slow in all steps, and another in some: what the map is to mark.
 SLOW_RANK, HICCUP_RANK = 4321, 17
@@ -67,11 +71,12 @@ class _Times:
         return self._sent[self._special.get(rank, rank % _KINDS)]
 
 
-async def _serve(folder: Path, num_nodes: int, num_steps: int) -> None:
+async def _serve(folder: Path, num_nodes: int, num_steps: int, num_past: int) -> None:
     times = _Times(num_nodes * WORKERS, num_steps)
     callers, audit = Callers(None), Audit(folder)
     async with controller(folder) as bench:
         await train(bench, num_nodes)
+        await fill(bench, Past(steps=num_past))
         gate = Gate(callers, audit, bench.service.owner_of, "of this process")
         server = grpc.aio.server(interceptors=[gate])
         add_AccessServicer_to_server(AccessService(callers, audit), server)
@@ -80,6 +85,8 @@ async def _serve(folder: Path, num_nodes: int, num_steps: int) -> None:
         add_NodesServicer_to_server(nodes, server)
         add_IncidentsServicer_to_server(IncidentsService(bench.service), server)
         add_RanksServicer_to_server(bench.ranks, server)
+        trends = TrendsService(bench.service, bench.trends, bench.runs, {})
+        add_TrendsServicer_to_server(trends, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         metrics = ControllerMetrics()
@@ -113,4 +120,4 @@ async def _answer(bench: Bench, session: AgentSession, number: int, times: _Time
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    asyncio.run(_serve(Path(sys.argv[1]), *map(int, sys.argv[2:])))

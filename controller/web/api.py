@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from controller.planner import PlanJob
 from controller.web import openapi
-from controller.web.columns import columns_of
+from controller.web.columns import POINTS, columns_of
 from controller.web.gateway import Gateway, RequestError
 from controller.web.login import LoginRoutes
 from controller.web.messages import as_json
@@ -165,7 +165,7 @@ class Api:
     async def _curve(self, request: Request) -> Response:
         given = request.query_params
         check_names("parameter", given, ("points", "from", "to"))
-        points = whole_number(given, "points", 1500, range(2, _MOST_POINTS + 1))
+        points = whole_number(given, "points", POINTS, range(2, _MOST_POINTS + 1))
         first = whole_number(given, "from", 0, _STEPS)
         last = whole_number(given, "to", _STEPS.stop - 1, _STEPS)
         asked = jobs_pb2.GetJobRequest(job_id=request.path_params["job_id"], with_steps=True)

@@ -11,6 +11,8 @@ from controller.web.thinning import kept_rows
 from outlast.v1 import common_pb2
 
 PARTS = tuple(field.name for field in common_pb2.StepSplit.DESCRIPTOR.fields)
+# Unless others are asked for: some for each pixel of a chart, and up to 150 kB compressed.
+POINTS = 1500
 # A picture shows three or four; more digits than these are most of what an answer would weigh.
 _DIGITS = 6
 # Of a second: points in time have ten digits before it.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.web.columns import columns_of
+from controller.web.columns import PARTS, POINTS, columns_of
+from controller.web.compression import LEVEL
 from controller.web.thinning import kept_rows
-from outlast.v1.common_pb2 import StepReport
+from outlast.v1.common_pb2 import StepReport, StepSplit
 
 LOSSES = st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=300)
 
@@ -62,6 +66,28 @@ def test_evaluations_are_thinned_too_and_show_their_spikes(
     assert min(held_out) == float(f"{min(losses):.6g}")
     assert found["step"][0] == 1
     assert found["step"][-1] == len(losses)
+
+
+def test_a_curve_of_a_long_job_is_small_as_it_is_sent() -> None:
+    """As the page asks for it, with noise in every column."""
+    draw = Random(1).gauss
+    reports = [
+        StepReport(
+            step=step,
+            attempt=1,
+            loss=draw(2, 0.1),
+            grad_norm=draw(1, 0.1),
+            learning_rate=3e-4 / step,
+            tokens=4_194_304,
+            duration_s=draw(10, 0.1),
+            at_s=1.79e9 + draw(10 * step, 0.1),
+            eval_loss=draw(2, 0.1) if step % 10 == 0 else None,
+            split=StepSplit(**{part: draw(1, 0.1) for part in PARTS}),
+        )
+        for step in range(1, 20_001)
+    ]
+    answer = json.dumps(columns_of(reports, POINTS), separators=(",", ":")).encode()
+    assert len(gzip.compress(answer, LEVEL)) < 200_000
 
 
 def test_values_have_as_many_digits_as_a_picture_needs() -> None:
