@@ -108,15 +108,25 @@ def _of_browser(row: dict[str, Any]) -> list[Claim]:
     largest = max(answers, key=lambda name: answers[name]["sent_bytes"])
     return [
         Claim(
-            claim=f"{what}: first paint, from the first byte of the answer on",
-            value=opened["paint_s"],
+            claim=f"{what}: first picture of the map, from the navigation on",
+            value=opened["first_s"],
             unit="s",
             goal="<= 1",
-            baseline=f"{opened['answer_s']:.1f} s from the request to that byte, in which agents "
-            f"answer and the controller puts it together ({opened['server_cpu_s']:.1f} s of "
-            f"processor); {opened['whole_s']:.1f} s in all",
+            baseline=f"{opened['first_answer_s']:.2f} s of it until ranks of one node in several "
+            "are read",
             how="Chromium, headless, without a GPU; until the frame with the map was over; medians "
             "of 3 openings of the page",
+        ),
+        Claim(
+            claim=f"{what}: the map of all ranks, from the navigation on",
+            value=opened["whole_s"],
+            unit="s",
+            goal="<= 10",
+            baseline=f"{opened['answer_s']:.1f} s from the request to its first byte, in which "
+            "agents answer and the controller puts it together; both answers take "
+            f"{opened['server_cpu_s']:.1f} s of processor; {opened['paint_s']:.2f} s from that "
+            "byte to the picture",
+            how="as above",
         ),
         Claim(
             claim=f"{what}: frames in which it moves",

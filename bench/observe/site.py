@@ -16,6 +16,7 @@ from pathlib import Path
 
 import grpc.aio
 import numpy as np
+import numpy.typing as npt
 
 from bench.bare_controller import Bench, controller
 from bench.controller.fleet import WORKERS
@@ -58,17 +59,20 @@ class _Times:
         seconds = random.normal(1, _NOISE, (_KINDS + 2, num_steps))
         seconds[_KINDS] *= 1.4
         seconds[_KINDS + 1, num_steps // 2 : num_steps // 2 + 8] *= 2
-        steps = range(1, num_steps + 1)
-        self._sent = [
-            ranks_pb2.RankTimes(
-                measured=ranks_pb2.MeasuredSteps(steps=steps, seconds=each)
-            ).SerializeToString()
-            for each in seconds
-        ]
+        self._seconds = seconds
+        self._sent: dict[int, list[bytes]] = {}
 
-    def of(self, rank: int) -> bytes:
-        """A message for the controller."""
-        return self._sent[self._special.get(rank, rank % _KINDS)]
+    def of(self, rank: int, most_steps: int) -> bytes:
+        """A message for the controller, of the newest steps."""
+        if most_steps not in self._sent:
+            self._sent[most_steps] = [_message(each, most_steps) for each in self._seconds]
+        return self._sent[most_steps][self._special.get(rank, rank % _KINDS)]
+
+
+def _message(seconds: npt.NDArray[np.float64], most_steps: int) -> bytes:
+    steps = range(1, len(seconds) + 1)[-most_steps:]
+    measured = ranks_pb2.MeasuredSteps(steps=steps, seconds=seconds[-most_steps:])
+    return ranks_pb2.RankTimes(measured=measured).SerializeToString()
 
 
 async def _serve(folder: Path, num_nodes: int, num_steps: int, num_past: int) -> None:
@@ -110,7 +114,7 @@ async def _answer(bench: Bench, session: AgentSession, number: int, times: _Time
             continue
         for rank in range(WORKERS * number, WORKERS * (number + 1)):
             chunk = agents_pb2.LogChunk(
-                query_id=query.query_id, rank=rank, attempt=1, data=times.of(rank)
+                query_id=query.query_id, rank=rank, attempt=1, data=times.of(rank, query.most_steps)
             )
             bench.logs.deliver(session.node, chunk)
         end = agents_pb2.LogChunk(query_id=query.query_id, end=True)

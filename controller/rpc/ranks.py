@@ -18,7 +18,7 @@ from controller.sessions.logs import LogQueries, SlowReaderError, TooManyQueries
 from outlast.blackbox import NUM_STEP_RECORDS
 from outlast.ids import JobId
 from outlast.layout import Layout
-from outlast.trace.heat import Measure
+from outlast.trace.heat import Measure, node_stride
 from outlast.v1 import agents_pb2, jobs_pb2, ranks_pb2
 from outlast.v1.ranks_pb2_grpc import RanksServicer
 
@@ -91,6 +91,8 @@ class RanksService(RanksServicer):
         if not 0 <= request.most_steps <= NUM_STEP_RECORDS:
             allowed = f"1 to {NUM_STEP_RECORDS}, or 0"
             await bad_field(context, "most_steps", f"is {request.most_steps}; allowed: {allowed}")
+        # Where an earlier attempt ran is not known before its nodes answer.
+        most_ranks = 0 if request.attempt else request.most_ranks
         asked = jobs_pb2.LogsRequest(
             job_id=request.job_id,
             rank=request.rank if request.HasField("rank") else None,
@@ -106,7 +108,8 @@ class RanksService(RanksServicer):
             since_s=request.since_s,
         )
         try:
-            async for found in self._logs.read(asked, kind=kind):
+            stride = node_stride(job.plan.world_size, most_ranks)
+            async for found in self._logs.read(asked, kind=kind, node_stride=stride):
                 yield _times_message(found)
         except (SlowReaderError, TooManyQueriesError) as error:
             await abort(
@@ -179,8 +182,11 @@ async def _check_ranks(
 ) -> None:
     if request.HasField("rank") and not 0 <= request.rank < most:
         await bad_field(context, "rank", f"is {request.rank}; allowed: 0 to {most - 1}")
-    if isinstance(request, ranks_pb2.ReadTimesRequest) and not 0 <= request.num_ranks <= most:
-        await bad_field(context, "num_ranks", f"is {request.num_ranks}; allowed: 0 to {most}")
+    if isinstance(request, ranks_pb2.ReadTimesRequest):
+        if not 0 <= request.num_ranks <= most:
+            await bad_field(context, "num_ranks", f"is {request.num_ranks}; allowed: 0 to {most}")
+        if request.most_ranks < 0:
+            await bad_field(context, "most_ranks", f"is {request.most_ranks}; allowed: 0 or more")
 
 
 def _stacks_message(found: jobs_pb2.LogsResponse) -> ranks_pb2.ReadStacksResponse:

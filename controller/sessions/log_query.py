@@ -56,10 +56,15 @@ class LogQuery:
         query_id: str,
         *,
         kind: agents_pb2.LogQuery | None = None,
+        node_stride: int = 1,
     ) -> None:
-        """`kind` says what is asked for, where it is not logs."""
+        """`kind` says what is asked for, where it is not logs.
+
+        Of `node_stride` nodes of the present attempt one is asked.
+        """
         self.request = request
         self.kind = kind or agents_pb2.LogQuery()
+        self.node_stride = node_stride
         self._answer_limit_s = ANSWER_LIMIT_S + self.kind.recording.seconds
         self.query_id = query_id
         # Nodes whose session ended while they were followed: asked again when they are back.

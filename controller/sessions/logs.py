@@ -73,29 +73,29 @@ class LogQueries:
             )
 
     async def read(
-        self, request: jobs_pb2.LogsRequest, *, kind: agents_pb2.LogQuery | None = None
+        self,
+        request: jobs_pb2.LogsRequest,
+        *,
+        kind: agents_pb2.LogQuery | None = None,
+        node_stride: int = 1,
     ) -> AsyncGenerator[jobs_pb2.LogsResponse]:
         """Logs of a job that exists, until they end; when followed, until the job ends.
 
         Where `kind` has `times` the data of each response is a `RankTimes` of a rank instead, where
         it has `stacks` a `RankStacks`, and where it has a `recording` a `RankProfile`.
 
-        A node that does not answer has a response of its own in their place (`missing`).
+        Of `node_stride` nodes of the present attempt one is asked. One that does not answer has a
+        response of its own in the place of its ranks (`missing`).
 
         Raises:
             SlowReaderError: the caller takes them too slowly.
             TooManyQueriesError: others must end first.
         """
-        if len(self._queries) >= MAX_QUERIES:
-            raise TooManyQueriesError(f"{MAX_QUERIES} logs are being read already")
-        query = LogQuery(request, uuid.uuid4().hex, kind=kind)
-        self._queries[query.query_id] = query
+        query = self._opened(request, kind, node_stride)
         job_id = JobId(request.job_id)
         changes = asyncio.create_task(self._wake_on_change(query))
         clock_s = asyncio.get_running_loop().time
         ended_s = math.inf
-        if not request.follow and not request.attempt and not request.all_attempts:
-            query.note_unplaced(_unplaced(query, self._service.state.jobs[job_id]))
         try:
             while True:
                 job = self._service.state.jobs[job_id]
@@ -118,6 +118,18 @@ class LogQueries:
             del self._queries[query.query_id]
             for node in query.answering():
                 self._cancel(query.query_id, node)
+
+    def _opened(
+        self, request: jobs_pb2.LogsRequest, kind: agents_pb2.LogQuery | None, node_stride: int
+    ) -> LogQuery:
+        if len(self._queries) >= MAX_QUERIES:
+            raise TooManyQueriesError(f"{MAX_QUERIES} logs are being read already")
+        query = LogQuery(request, uuid.uuid4().hex, kind=kind, node_stride=node_stride)
+        self._queries[query.query_id] = query
+        if not request.follow and not request.attempt and not request.all_attempts:
+            job = self._service.state.jobs[JobId(request.job_id)]
+            query.note_unplaced(_unplaced(query, job))
+        return query
 
     async def _wake_on_change(self, query: LogQuery) -> None:
         seen = self._service.changes.version
@@ -195,7 +207,7 @@ def _ranks_by_node_index(query: LogQuery, job: JobRecord) -> Iterator[tuple[int,
     if query.request.HasField("rank"):
         first = query.request.rank
         last = min(last, first + max(1, query.kind.num_ranks))
-    for node_index in range(first // per_node, -(-last // per_node)):
+    for node_index in range(first // per_node, -(-last // per_node), query.node_stride):
         there = range(node_index * per_node, (node_index + 1) * per_node)
         yield node_index, range(max(first, there.start), min(last, there.stop))
 

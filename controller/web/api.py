@@ -193,7 +193,7 @@ class Api:
         from controller.web.noted import heat_map
 
         given = request.query_params
-        check_names("parameter", given, ("measure", "order", "rows", "steps", "attempt"))
+        check_names("parameter", given, ("measure", "order", "rows", "steps", "ranks", "attempt"))
         measure = one_of(given, "measure", tuple(Measure))
         rows = whole_number(given, "rows", 1024, range(1, _MOST_ROWS + 1))
         steps = whole_number(given, "steps", 200, range(1, NUM_STEP_RECORDS + 1))
@@ -204,6 +204,7 @@ class Api:
             order=Order(one_of(given, "order", tuple(Order))),
             most_rows=rows,
             most_steps=steps,
+            most_ranks=whole_number(given, "ranks", 0, range(2**31)),
             attempt=whole_number(given, "attempt", 0, _STEPS),
         )
         return Response(found, media_type=JSONResponse.media_type)

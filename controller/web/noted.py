@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from controller.web.gateway import Gateway, RequestError
 from controller.web.routes import method
 from outlast.layout import Layout
-from outlast.trace.heat import Measure, Order
+from outlast.trace.heat import Measure, Order, node_stride
 from outlast.trace.heat_map import Floats, HeatMap, Row
 from outlast.trace.ranks import TracedRank, traced_ranks
 from outlast.trace.timeline import Bar, Timeline, known_steps, timeline
@@ -77,8 +78,12 @@ async def heat_map(
     most_rows: int,
     most_steps: int,
     attempt: int = 0,
+    most_ranks: int = 0,
 ) -> bytes:
     """What all ranks of an attempt (0: the newest) have noted of its newest steps, as JSON.
+
+    Of the newest attempt of a job with more than `most_ranks` ranks (0: any number) only those of
+    one node in several, which is there as many times sooner.
 
     Raises:
         RequestError: there is no such job or attempt, or not all nodes have answered in time.
@@ -94,25 +99,19 @@ async def heat_map(
     )
     known = _Known()
 
-    def put(times: ranks_pb2.ReadTimesResponse) -> None:
-        known.note(times)
-        if times.times.HasField("measured"):
-            put_measured(found, times.rank, times.node, times.times.measured)
-        else:
-            known.silent[times.node] = "its agent is of a version that does not sum up steps"
-
     asked = ranks_pb2.ReadTimesRequest(
-        job_id=job_id, attempt=shown.asked, measure=str(measure), most_steps=most_steps
+        job_id=job_id,
+        attempt=shown.asked,
+        measure=str(measure),
+        most_steps=most_steps,
+        most_ranks=most_ranks,
     )
-    missing = await _read(gateway, asked, put)
+    missing = await _read(gateway, asked, partial(known.put, found))
     shown = shown.of_world(known.sizes)
     found.num_ranks, found.layout = max(1, shown.num_ranks), shown.layout
-    about = {
-        **shown.about(),
-        "measure": str(measure),
-        "order": str(order),
-        "missing": [*missing, *known.missing(shown, range(shown.num_ranks))],
-    }
+    stride = 1 if shown.asked else node_stride(shown.num_ranks, most_ranks)
+    missing += known.missing(shown, range(shown.num_ranks))
+    about = {**shown.about(), "node_stride": stride, "missing": missing}
     return await run_in_threadpool(heat_map_json, about, found)
 
 
@@ -128,6 +127,14 @@ class _Known:
     def note(self, times: ranks_pb2.ReadTimesResponse) -> None:
         self.ranks.add(times.rank)
         self.sizes.add(times.times.world_size)
+
+    def put(self, found: HeatMap, times: ranks_pb2.ReadTimesResponse) -> None:
+        """Note what has come, and add it to a map."""
+        self.note(times)
+        if times.times.HasField("measured"):
+            put_measured(found, times.rank, times.node, times.times.measured)
+        else:
+            self.silent[times.node] = "its agent is of a version that does not sum up steps"
 
     def missing(self, shown: _Shown, wanted: range) -> list[dict[str, str]]:
         """What else is missing; where an earlier attempt ran is known of what answers only."""
@@ -147,8 +154,14 @@ def put_measured(found: HeatMap, rank: int, node: str, measured: ranks_pb2.Measu
 
 
 def heat_map_json(about: Mapping[str, Any], found: HeatMap) -> bytes:
-    """`about`, what equal peers have in common, steps, and rows of seconds and ratios."""
-    facts = {**about, "alike": [*found.alike], "steps": found.steps()}
+    """`about`, what is shown and how, steps, and rows of seconds and ratios."""
+    facts = {
+        **about,
+        "measure": str(found.measure),
+        "order": str(found.order),
+        "alike": [*found.alike],
+        "steps": found.steps(),
+    }
     # Row by row: the controller's loop gets its turns only between calls of the encoder.
     rows = ",".join(json.dumps(_row_facts(row), separators=(",", ":")) for row in found.rows())
     return f'{json.dumps(facts)[:-1]}, "rows": [{rows}]}}'.encode()

@@ -236,20 +236,19 @@ OWN = (
         "above on the mean. `outliers` are runs of steps, by the index of the first and their "
         "number, in which a rank of the row took 1.15 times its peers or more, and was further "
         "above them than noise is. A time is null where the rank's black box does not have it any "
-        "more.",
+        "more. With `ranks` a larger job's map has about so many, of one node in `node_stride`, "
+        "and is there sooner.",
         parameters={
             "measure": {"enum": [str(each) for each in Measure]},
             "order": {"enum": [str(each) for each in Order]},
             "rows": _INTEGER,
-            "steps": _INTEGER,
+            **dict.fromkeys(("steps", "ranks"), _INTEGER),
             "attempt": _ATTEMPT,
         },
         answer=_object(
-            attempt=_INTEGER,
-            newest_attempt=_INTEGER,
+            **dict.fromkeys(("attempt", "newest_attempt", "num_ranks", "node_stride"), _INTEGER),
             measure=STRING,
             order=STRING,
-            num_ranks=_INTEGER,
             layout=_LAYOUT,
             alike={"type": "array", "items": {"enum": [str(each) for each in Alike]}},
             steps={"type": "array", "items": _INTEGER},

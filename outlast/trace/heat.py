@@ -40,3 +40,8 @@ class Alike(StrEnum):
     STAGE = "stage"
     EXPERTS = "experts"
     """They hold the same experts."""
+
+
+def node_stride(num_ranks: int, most_ranks: int) -> int:
+    """Of how many nodes one is asked for a map of about `most_ranks` ranks; 0: of all of them."""
+    return max(1, -(-num_ranks // most_ranks)) if most_ranks else 1

@@ -144,6 +144,7 @@ class ReadTimesRequest(google.protobuf.message.Message):
     LAST_STEP_FIELD_NUMBER: builtins.int
     NUM_RANKS_FIELD_NUMBER: builtins.int
     SINCE_S_FIELD_NUMBER: builtins.int
+    MOST_RANKS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     rank: builtins.int
     """One rank, or every rank when absent."""
@@ -168,6 +169,10 @@ class ReadTimesRequest(google.protobuf.message.Message):
     """Without a measure: only what had not ended by then, in seconds since the epoch by the node's
     clock; whenever it was when 0.
     """
+    most_ranks: builtins.int
+    """Of so many ranks at most, nearly: of one node in several, evenly chosen. Of all when 0, and of an
+    attempt that is given.
+    """
     def __init__(
         self,
         *,
@@ -180,9 +185,10 @@ class ReadTimesRequest(google.protobuf.message.Message):
         last_step: builtins.int = ...,
         num_ranks: builtins.int = ...,
         since_s: builtins.float = ...,
+        most_ranks: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "first_step", b"first_step", "job_id", b"job_id", "last_step", b"last_step", "measure", b"measure", "most_steps", b"most_steps", "num_ranks", b"num_ranks", "rank", b"rank", "since_s", b"since_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "attempt", b"attempt", "first_step", b"first_step", "job_id", b"job_id", "last_step", b"last_step", "measure", b"measure", "most_ranks", b"most_ranks", "most_steps", b"most_steps", "num_ranks", b"num_ranks", "rank", b"rank", "since_s", b"since_s"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
 
 global___ReadTimesRequest = ReadTimesRequest

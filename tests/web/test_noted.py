@@ -101,6 +101,12 @@ def test_heat_map_and_timeline_are_made_of_what_ranks_have_noted(tmp_path: Path)
         assert found["rows"][1]["outliers"] == [[0, 1]]
         found = await got(client, f"/jobs/{job_id}/heat-map", measure="waiting", rows=1)
         assert (found["rows"][0]["ranks"], found["rows"][0]["slowest"]) == ([0, 1], 1)
+        # Of two nodes one is asked, and what the other has is not missing.
+        found = await got(client, f"/jobs/{job_id}/heat-map", measure="waiting", ranks=1)
+        assert (found["node_stride"], found["num_ranks"], found["missing"]) == (2, 2, [])
+        assert [row["ranks"] for row in found["rows"]] == [[0]]
+        found = await got(client, f"/jobs/{job_id}/heat-map", measure="waiting", ranks=2)
+        assert (found["node_stride"], len(found["rows"])) == (1, 2)
         bench.agents[0].logs = times.SerializeToString()
         bench.agents[1].logs = b"\xff of an agent that does not know of times"
 

@@ -19,6 +19,8 @@ const LEFT_PX = { rank: 60, node: 96, position: 96 };
 const BOTTOM_PX = 20;
 const MOST_ROWS = 1024;
 const STEPS = 1000;
+// Of thousands of ranks the whole takes seconds; a map of so many is there in a fraction of one.
+const FIRST_RANKS = 512;
 // What is asked of every rank is not asked often.
 const [PERIOD_S, RANKS_PER_S] = [15, 100];
 // An attempt that is over does not change; so long is a timer's longest, nearly.
@@ -138,14 +140,43 @@ function Choice({ label, value, set, options }) {
   </select></label>`;
 }
 
+/** The map of all ranks; until it is there that of one node in several, where there are many ranks. */
+function useMap({ name, attempt, measure, order }) {
+  const chosen = [name, attempt, measure, order];
+  const key = chosen.join(" ");
+  const [first, setFirst] = useState(null);
+  const ask = (ranks) => get(["jobs", name, "heat-map"], { attempt, measure, order, rows: MOST_ROWS, steps: STEPS, ranks });
+  // Of each choice once: the function of its first render is kept until there is another choice.
+  let isAsked = false;
+  const load = async () => {
+    if (!attempt && !isAsked) {
+      isAsked = true;
+      const part = await ask(FIRST_RANKS);
+      if (part.node_stride === 1) return part;
+      setFirst({ key, part });
+    }
+    return ask();
+  };
+  const period = (last) => (last && last.attempt < last.newest_attempt ? NEVER_S : Math.max(PERIOD_S, (last?.num_ranks ?? 0) / RANKS_PER_S));
+  const { value, error } = usePolled(load, chosen, period);
+  const isChosen = value && value.measure === measure && value.order === order && (!attempt || value.attempt === Number(attempt));
+  return { data: !isChosen && first?.key === key ? first.part : value, error };
+}
+
+/** What of the map is still to come. */
+function Coming({ data, measure, order }) {
+  const isOther = data && (data.measure !== measure || data.order !== order);
+  const isPart = data?.node_stride > 1;
+  return html`<span class="quiet" aria-live="polite">${isOther ? "Loading…" : isPart ? `One node in ${data.node_stride} is shown, the others are being read…` : ""}</span>`;
+}
+
 export function HeatMapView({ name, attempt }) {
   const [measure, setMeasure] = useState("work");
   const [order, setOrder] = useState("rank");
   // By step and rank, which stay the same when rows are ordered anew or steps are added.
   const [place, setPlace] = useState(null);
   const [cursor, setCursor] = useState(null);
-  const asked = () => get(["jobs", name, "heat-map"], { attempt, measure, order, rows: MOST_ROWS, steps: STEPS });
-  const { value: data, error } = usePolled(asked, [name, attempt, measure, order], (last) => last && last.attempt < last.newest_attempt ? NEVER_S : Math.max(PERIOD_S, (last?.num_ranks ?? 0) / RANKS_PER_S));
+  const { data, error } = useMap({ name, attempt, measure, order });
   const cellOf = (of) => {
     if (!data || !of) return null;
     const [x, y] = [data.steps.indexOf(of.step), data.rows.findIndex((row) => row.ranks.includes(of.rank))];
@@ -159,7 +190,7 @@ export function HeatMapView({ name, attempt }) {
       <${Choice} label="Shown" value=${measure} set=${setMeasure} options=${MEASURES} />
       <${Choice} label="Rows by" value=${order} set=${setOrder} options=${ORDERS} />
       <${AttemptChoice} name=${name} attempt=${attempt} newest=${data?.newest_attempt} picture="heat-map" />
-      <span class="quiet">${data && (data.measure !== measure || data.order !== order) ? "Loading…" : ""}</span>
+      <${Coming} data=${data} measure=${measure} order=${order} />
     </div>`;
   if (!data) return html`${title}${error ? html`<${Failure} error=${error} />` : html`<${Loading} />`}`;
   const isEmpty = data.rows.length === 0 || data.steps.length === 0;
@@ -172,7 +203,7 @@ export function HeatMapView({ name, attempt }) {
           <${Chosen} name=${name} attempt=${attempt} data=${data} chosen=${chosen} />
           <${Legend} data=${data} />
         </section>
-        <section aria-labelledby="slowest"><h2 id="slowest">Slower than their peers</h2>
+        ${data.node_stride === 1 && html`<section aria-labelledby="slowest"><h2 id="slowest">Slower than their peers</h2>
           <${Slowest} data=${data} choose=${choose} />
-        </section>`}`;
+        </section>`}`}`;
 }
