@@ -54,9 +54,9 @@ _MOMENTS = {
 class Order:
     """`act` when `rank` of this attempt comes to the moment `at`, of this step if it has one.
 
-    `at` is start, step, stage, upload or restore; `act` hold, kill, exit, raise, swap, nan,
-    wrong (in the last digits), spike, flip or poison (its black box). Attempt 0 stands for
-    every one.
+    `at` is start, step, stage, upload or restore; `act` hold, kill, exit, raise, break (as of a
+    device), swap, nan, wrong (in the last digits), spike, flip or poison (its black box). Attempt 0
+    stands for every one.
     """
 
     name: str

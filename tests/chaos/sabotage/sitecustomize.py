@@ -76,6 +76,8 @@ def _obey(order: dict[str, Any], rank: int) -> str:
             os._exit(EXIT_CODE)
         case "raise":
             raise RuntimeError("ordered by tests/chaos")
+        case "break":
+            raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
         case "poison":
             _bad_reports().write_into(_box[0])
         case "swap":
