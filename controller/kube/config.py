@@ -70,6 +70,8 @@ class KubeConfig:
     """Secret whose key `token` agents show the controller; "" where it asks for none."""
     ca_secret: str = ""
     """Secret whose key `ca.crt` agents check the controller by; "" where it does not encrypt."""
+    queue: str = ""
+    """Kueue's local queue that admits each pod; "" where pods need no admission."""
     pod_template: Mapping[str, object] = field(default_factory=dict)
     """Merged into the manifest of each pod: selectors, tolerations, volumes, resources."""
     closing_conditions: tuple[ClosingCondition, ...] = COMMON
@@ -94,6 +96,11 @@ class KubeConfig:
                     f"{name} is {value!r}; it must be lower-case letters, digits and '-', "
                     "at most 53 of them"
                 )
+        if self.queue and not NAME_PATTERN.fullmatch(self.queue):
+            raise ValueError(
+                f"queue is {self.queue!r}; it must be the name of a LocalQueue of the namespace: "
+                "lower-case letters, digits and '-'"
+            )
         for name in ("image", "controller"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is empty; agents cannot start without one")

@@ -153,12 +153,16 @@ def _pod_trouble(pod: Pod | None) -> str:
 
 
 def _message_for(on_the_way: list[Pod]) -> str:
-    """Such as `3 pods are on their way; outlast-agent-2 is Pending: Unschedulable: …`."""
+    """Such as `3 pods are on the way; outlast-agent-2 is Pending: Unschedulable: …`."""
     if not on_the_way:
         return ""
     reported = [pod for pod in sorted(on_the_way, key=lambda pod: pod.name) if pod.detail]
     count = len(on_the_way)
     message = f"{count} pod{'s are' if count > 1 else ' is'} on the way"
+    held = [pod for pod in on_the_way if pod.gates]
+    if held:
+        gates = ", ".join(dict.fromkeys(gate for pod in held for gate in pod.gates))
+        return f"{message}, {len(held)} not admitted to the cluster yet: {gates}"
     if reported:
         where = f" on {reported[0].host}" if reported[0].host else ""
         message += f"; {reported[0].name}{where} is {reported[0].phase}: {reported[0].detail}"

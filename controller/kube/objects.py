@@ -16,6 +16,7 @@ from controller.kube.observed import (
     ANNOTATION_PROBES,
     CONTAINER,
     LABEL_JOB,
+    LABEL_QUEUE,
     Json,
     Pod,
 )
@@ -153,7 +154,7 @@ def agent_pod(
         "metadata": {
             "name": name,
             "namespace": config.namespace,
-            "labels": labels(config.fleet),
+            "labels": {**labels(config.fleet), **_queue(config)},
             "ownerReferences": [_owner(config.fleet, anchor_uid)],
         },
         "spec": {
@@ -186,6 +187,10 @@ def agent_pod(
     # For us: what a template says of hosts is nothing that a later look may take back.
     marked = {"metadata": {"annotations": {ANNOTATION_AVOIDS: " ".join(avoid)}}}
     return _place(cast(Json, merge(pod, marked)), away)
+
+
+def _queue(config: KubeConfig) -> dict[str, str]:
+    return {LABEL_QUEUE: config.queue} if config.queue else {}
 
 
 def probe_pod(config: KubeConfig, name: str, anchor_uid: str, host: NodeId, session: str) -> Json:

@@ -24,6 +24,8 @@ CONTAINER = "agent"
 _DONE = "Completed"
 _PULL_FAILURES = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 LABEL_JOB = "outlast.dev/job"
+# Of Kueue: which of its local queues admits a pod.
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 ANNOTATION_PROBES = "outlast.dev/probes"
 ANNOTATION_AVOIDS = "outlast.dev/avoids"
 ANNOTATION_IMAGE = "outlast.dev/image"
@@ -94,6 +96,8 @@ class Pod:
     """Why the image of its agent has not been fetched, when that has failed."""
     finds_no_host: bool = False
     """Whether the scheduler has looked for a host in vain."""
+    gates: tuple[str, ...] = ()
+    """Who has to admit it before the scheduler looks for a host."""
 
     @property
     def is_alive(self) -> bool:
@@ -135,7 +139,8 @@ def read_host(document: Json) -> Host:
 def read_pod(document: Json) -> Pod:
     """The pod that a Pod object describes."""
     metadata, status = document["metadata"], document.get("status") or {}
-    host = (document.get("spec") or {}).get("nodeName")
+    spec = document.get("spec") or {}
+    host = spec.get("nodeName")
     annotations = metadata.get("annotations") or {}
     return Pod(
         name=metadata["name"],
@@ -154,6 +159,7 @@ def read_pod(document: Json) -> Pod:
             (condition["type"], condition.get("reason")) == ("PodScheduled", "Unschedulable")
             for condition in status.get("conditions") or ()
         ),
+        gates=tuple(gate["name"] for gate in spec.get("schedulingGates") or ()),
     )
 
 

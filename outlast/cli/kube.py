@@ -118,6 +118,14 @@ TrainingJobs = Annotated[
         help="Run the namespace's TrainingJobs, which deploy/kubernetes defines, as jobs.",
     ),
 ]
+Queue = Annotated[
+    str,
+    typer.Option(
+        "--kube-queue",
+        metavar="NAME",
+        help="The LocalQueue of Kueue that admits the pods of agents; none by default.",
+    ),
+]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
@@ -159,7 +167,7 @@ def cluster(options: Mapping[str, Any], grpc: str) -> KubeConfig | None:
 
     namespace, workers = options["namespace"], options["workers"]
     if not namespace:
-        for name in ("image", "join_token", "ca"):
+        for name in ("image", "join_token", "ca", "queue"):
             if options[name]:
                 option = f"--kube-{name.replace('_', '-')}"
                 raise CliError(f"{option} is given without --kube-namespace")
@@ -182,6 +190,7 @@ def cluster(options: Mapping[str, Any], grpc: str) -> KubeConfig | None:
             closing_conditions=tuple(map(parse, conditions)) if conditions else COMMON,
             topology_labels=tuple(options["topology"] or (ZONE,)),
             training_jobs=options["training_jobs"],
+            queue=options["queue"],
             config_file=options["config"],
             patience=Patience(idle_s=options["idle_s"]),
         )

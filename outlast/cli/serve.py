@@ -213,24 +213,32 @@ def controller(
     kube_condition: kube.Conditions = None,
     kube_topology: kube.Topology = None,
     kube_training_jobs: kube.TrainingJobs = False,
+    kube_queue: kube.Queue = "",
     kube_config: kube.ConfigFile = None,
     kube_idle_s: kube.IdleS = 300.0,
 ) -> None:
     """Start a controller alone; `outlast agent` joins it.
 
-    With --kube-namespace it takes its nodes from a Kubernetes cluster: it starts an agent in a pod
-    on each host that jobs need, closes bad hosts, and gives idle ones back.
+    With --kube-namespace its nodes are hosts of a Kubernetes cluster: it starts an agent's pod on
+    each that jobs need, closes bad hosts, and gives idle ones back.
     """
     options = _options(
         config,
         **_common(state_dir, grpc, http, open_http, tls_dir, tokens_file, insecure, fresh),
         **_journal(journal, wait),
         **_output(log_format, otlp_endpoint),
+        **_kube(ctx, grpc, join_token_file, tls_dir),
         client_certificates=client_certificates,
-        kube=kube.cluster_of(ctx.params, grpc, join_token_file, tls_dir),
-        join_token_file=join_token_file,
     )
     _run(options)
+
+
+def _kube(
+    ctx: typer.Context, grpc: str, join_token_file: Path | None, tls_dir: Path | None
+) -> dict[str, Any]:
+    """What only `controller` takes of a cluster, and of who may join."""
+    cluster = kube.cluster_of(ctx.params, grpc, join_token_file, tls_dir)
+    return {"kube": cluster, "join_token_file": join_token_file}
 
 
 def _output(log_format: LogFormat, otlp_endpoint: str) -> dict[str, Any]:

@@ -59,6 +59,25 @@ def test_arguments_are_those_that_the_agent_takes() -> None:
     assert 4 * config.state_bytes < 32 << 30
 
 
+def test_pods_of_a_queue_bear_its_name_and_may_be_held_back() -> None:
+    made = objects.agent_pod(replace(CONFIG, queue="team-a"), "outlast-agent-0", "uid")
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert objects.is_ours(made, CONFIG.fleet)
+    probe = objects.probe_pod(
+        replace(CONFIG, queue="team-a"), "outlast-agent-1", "uid", NodeId("host-1"), "host-1/7"
+    )
+    assert probe["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    plain = objects.agent_pod(CONFIG, "outlast-agent-0", "uid")
+    assert "kueue.x-k8s.io/queue-name" not in plain["metadata"]["labels"]
+    # As Kueue's webhook leaves it behind.
+    gates = [{"name": "kueue.x-k8s.io/admission"}]
+    held = {**made, "metadata": {**made["metadata"], "uid": "1"}}
+    assert read_pod({**held, "spec": {**made["spec"], "schedulingGates": gates}}).gates == (
+        "kueue.x-k8s.io/admission",
+    )
+    assert read_pod(held).gates == ()
+
+
 def test_everything_belongs_to_the_anchor_and_bears_the_labels() -> None:
     made = objects.agent_pod(CONFIG, "outlast-agent-0", "anchor-uid")
     service = objects.service(CONFIG, "anchor-uid")

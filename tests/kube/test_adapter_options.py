@@ -34,6 +34,7 @@ def cluster(**changes: object) -> KubeConfig | None:
         "config": None,
         "idle_s": 300.0,
         "training_jobs": False,
+        "queue": "",
         "grpc": "0.0.0.0:7070",
     }
     given = {**values, **changes}
@@ -65,6 +66,14 @@ def test_secret_of_the_join_token_needs_the_controller_s_own_file(tmp_path: Path
         refused = outlast(*arguments, "--kube-image", "outlast:1", *given)
         assert refused.returncode == ExitCode.BAD_INPUT
         assert "--join-token-file and --kube-join-token go together" in refused.stderr
+
+
+def test_queue_is_a_name_of_the_namespace() -> None:
+    config = cluster(queue="team-a")
+    assert config is not None
+    assert config.queue == "team-a"
+    with pytest.raises(CliError, match="queue is 'Team A'; it must be the name of a LocalQueue"):
+        cluster(queue="Team A")
 
 
 def test_without_a_namespace_there_is_no_cluster() -> None:

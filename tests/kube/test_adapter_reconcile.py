@@ -250,6 +250,17 @@ def test_jobs_are_told_once_what_their_pods_wait_for() -> None:
     assert reconciler.plan(view()).events == (NodesAwaited(detail=""),)
 
 
+def test_jobs_are_told_that_their_pods_wait_to_be_admitted() -> None:
+    gate = "kueue.x-k8s.io/admission"
+    held = pod("outlast-agent-1", gates=(gate,), detail="SchedulingGated: Scheduling is blocked")
+    seen = view(num_wanted=2, pods=(pod("outlast-agent-0"), held))
+    told = f"2 pods are on the way, 1 not admitted to the cluster yet: {gate}"
+    plan = Reconciler(CONFIG).plan(seen)
+    assert plan.events == (NodesAwaited(detail=told),)
+    # However long it waits.
+    assert plan.actions == ()
+
+
 def test_last_pod_takes_service_and_anchor_with_it() -> None:
     reconciler = Reconciler(CONFIG)
     dying = view(pods=(pod("outlast-agent-0", deleting=True),))
