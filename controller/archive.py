@@ -23,7 +23,8 @@ from checkpoint.storage.storage import Storage
 from controller.core.changes import IncidentGrown, IncidentPut, JobPut, NodePut, StateChange
 from controller.core.codec import decode_change, encode_change
 from controller.core.incident_cut import IncidentCut, cut_findings, cut_lines, cut_signs
-from controller.core.records import IncidentRecord, JobRecord, NodeRecord
+from controller.core.incident_record import IncidentRecord
+from controller.core.records import JobRecord, NodeRecord
 from controller.store.curves import StepRow
 from outlast.facts import facts
 from outlast.ids import IncidentId, JobId

@@ -17,7 +17,8 @@ from checkpoint.storage.storage import Storage
 from controller import archive
 from controller.core.events import RecordsExpired
 from controller.core.incident_cut import IncidentCut
-from controller.core.records import IncidentRecord, JobRecord
+from controller.core.incident_record import IncidentRecord
+from controller.core.records import JobRecord
 from controller.core.retention import Expired, Retention, expired
 from controller.service import Service
 from controller.specs import code_digest_of

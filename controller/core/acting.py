@@ -6,9 +6,10 @@ from controller.core import attempts, causes, misfit, nodes, replays, searching,
 from controller.core.context import Context
 from controller.core.effects import Alert
 from controller.core.frozen import replace
+from controller.core.incident_record import IncidentRecord
 from controller.core.kinds import Action, Cause, Wanted
 from controller.core.policy import decide
-from controller.core.records import IncidentRecord, JobRecord
+from controller.core.records import JobRecord
 from controller.core.states import IncidentState, JobState, NodeState
 from controller.core.verdict import (
     BLAMED_BEFORE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import assert_never
 
 from controller.core import copies, incidents, misfit, nodes, searching, spares, topology
@@ -11,10 +11,11 @@ from controller.core.changes import AttemptPut
 from controller.core.context import Context
 from controller.core.events import CheckpointFailed, CommandFinished
 from controller.core.frozen import replace
+from controller.core.incident_record import Evidence
 from controller.core.kinds import EvidenceKind
 from controller.core.naming import names
 from controller.core.orders import CommandRecord, ForgetJob, RunSuite, StartWorkers, StopWorkers
-from controller.core.records import NO_ATTEMPT, Evidence, JobRecord, NodeRecord
+from controller.core.records import NO_ATTEMPT, JobRecord, NodeRecord
 from controller.core.states import AWAY, EXCLUDED, JobState, NodeState
 from outlast.failures import ErrorKind, FailureClass
 from outlast.ids import Attempt, CommandId, NodeId
@@ -37,7 +38,7 @@ def fill_places(ctx: Context, job: JobRecord, kept: frozenset[NodeId] = frozense
             _place(ctx, job, free.pop(node_id))
             unchecked.append(node_id)
         places.append(node_id if node is not None or is_back else None)
-    for place, chosen in list(_chosen(ctx, job, places, [*free.values()])):
+    for place, chosen in list(_chosen(ctx, job, places, [*free.values()], ready)):
         _place(ctx, job, free.pop(chosen))
         places[place] = chosen
         unchecked.append(chosen)
@@ -50,6 +51,7 @@ def _chosen(
     job: JobRecord,
     places: Sequence[NodeId | None],
     free: Sequence[NodeRecord],
+    ready: Set[NodeId],
 ) -> Iterator[tuple[int, NodeId]]:
     """Which free nodes take which of the places that are free, as far as there are any."""
     left = [place for place, node_id in enumerate(places) if node_id is None]
@@ -63,13 +65,11 @@ def _chosen(
         lost = _path_at(ctx, job.nodes[place]) if job.attempt > NO_ATTEMPT else ()
         before = next(filter(None, reversed(paths[:place])), ())
         wanted.append(lost or before or next(iter(held), ()))
-    standing = [(node.state is NodeState.STANDBY, (node.node, node.path)) for node in free]
-    classes = [[each for _, each in standing]]
-    if job.attempt > NO_ATTEMPT:
+    classes: list[list[tuple[NodeId, topology.Path]]] = [[], [], []]
+    for node in free:
         # It is stopped: nodes that need no check come first.
-        classes = [
-            [each for checked, each in standing if checked is wants] for wants in (True, False)
-        ]
+        kind = 0 if node.node in ready else 1 if node.state is NodeState.STANDBY else 2
+        classes[kind if job.attempt > NO_ATTEMPT else 0].append((node.node, node.path))
     for place, chosen in zip(left, topology.choose(wanted, classes), strict=True):
         if chosen is not None:
             yield place, chosen
@@ -90,6 +90,7 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
             job,
             attempt=attempt,
             stalled_s=0.0,
+            resumed_step=None,
             grow_step=None,
             yields_to=None,
             lacking=(),
@@ -343,6 +344,9 @@ def start_failure(ctx: Context, record: CommandRecord, event: CommandFinished) -
 
 
 def _place(ctx: Context, job: JobRecord, node: NodeRecord) -> None:
+    for command in ctx.commands_of(RunSuite, node=node.node):
+        # The agent gives it up for what the job wants there.
+        ctx.close_command(command.command_id, f"the node takes a place of {job.job_id}")
     ctx.move_node(replace(node, job=job.job_id), NodeState.ASSIGNED, f"runs {job.job_id}")
 
 

@@ -39,8 +39,8 @@ from controller.core.changes import (
 )
 from controller.core.frozen import replace
 from controller.core.incident_cut import IncidentCut
+from controller.core.incident_record import IncidentRecord
 from controller.core.orders import CommandRecord
-from controller.core.records import IncidentRecord
 from controller.core.written import (
     CommandsClosed,
     CommandsOpened,

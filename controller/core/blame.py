@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from controller.core import causes, program_error
 from controller.core.evidence import nodes_with_odd_stacks
+from controller.core.incident_record import Evidence
 from controller.core.kinds import Cause, EvidenceKind
-from controller.core.records import Evidence
 from controller.core.verdict import PolicyInput, first_failure
 from outlast.failures import FailureClass
 from outlast.ids import NodeId

@@ -11,9 +11,10 @@ from controller.core import accounting
 from controller.core.attempt_record import AttemptRecord
 from controller.core.frozen import replace
 from controller.core.incident_cut import IncidentCut, shortened
+from controller.core.incident_record import Evidence, IncidentRecord, TimelineEntry
 from controller.core.index import Index
 from controller.core.orders import CommandRecord
-from controller.core.records import Evidence, IncidentRecord, JobRecord, NodeRecord, TimelineEntry
+from controller.core.records import JobRecord, NodeRecord
 from controller.core.states import TERMINAL
 from controller.core.written import (
     CommandsClosed,

@@ -16,9 +16,10 @@ from functools import cache, partial
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from controller.core.changes import StateChange
+from controller.core.incident_record import IncidentRecord
 from controller.core.older_journals import UPGRADES, Json, with_names_of_now
 from controller.core.packing import Rows, pack_rows, unpack_rows
-from controller.core.records import IncidentRecord, JobPlan, JobRecord, NodeRecord, Size
+from controller.core.records import JobPlan, JobRecord, NodeRecord, Size
 from controller.core.written import RecordChanged, RecordKind
 from outlast.failures import FailureClass
 

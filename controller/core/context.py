@@ -26,19 +26,14 @@ from controller.core.changes import (
 from controller.core.effects import Effect, Persist, SendCommand
 from controller.core.evidence import with_sign
 from controller.core.frozen import replace
+from controller.core.incident_record import Evidence, IncidentRecord, TimelineEntry
 from controller.core.kinds import Wanted
 from controller.core.orders import Command, CommandRecord, StartWorkers
-from controller.core.records import (
-    NO_ATTEMPT,
-    Evidence,
-    IncidentRecord,
-    JobRecord,
-    NodeRecord,
-    TimelineEntry,
-)
+from controller.core.records import NO_ATTEMPT, JobRecord, NodeRecord
 from controller.core.settings import Settings
 from controller.core.starts import start_on
 from controller.core.states import (
+    STAYS_CHECKED,
     IncidentState,
     JobState,
     NodeState,
@@ -266,6 +261,8 @@ class Context:
     ) -> NodeRecord:
         check_node(node.state, to, node.node)
         self.turns = None
+        if (node.state, to) not in STAYS_CHECKED:
+            node = replace(node, checked_s=None, checked_storage="")
         return self.put(replace(node, state=to, since_s=self.now_s, reason=reason, timer_s=timer_s))
 
     # Incidents

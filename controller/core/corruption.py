@@ -13,8 +13,9 @@ from controller.core import incidents, jobs, nodes
 from controller.core.context import Context
 from controller.core.events import Detected
 from controller.core.frozen import replace
+from controller.core.incident_record import Evidence, IncidentRecord
 from controller.core.kinds import Cause, EvidenceKind
-from controller.core.records import Evidence, IncidentRecord, JobRecord
+from controller.core.records import JobRecord
 from controller.core.states import AT_WORK, IncidentState, JobState, NodeState
 from outlast.ids import NodeId
 

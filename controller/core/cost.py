@@ -10,7 +10,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 from controller.core.accounting import PARTS, Part, part_of
-from controller.core.records import IncidentRecord
+from controller.core.incident_record import IncidentRecord
 from controller.core.states import JobState
 
 

@@ -10,8 +10,9 @@ from controller.core import corruption, incidents, jobs, link_signs
 from controller.core.context import Context
 from controller.core.events import Detected, DetectionEnded
 from controller.core.frozen import replace
+from controller.core.incident_record import Evidence, IncidentRecord
 from controller.core.kinds import Cause, EvidenceKind
-from controller.core.records import Evidence, IncidentRecord, JobRecord
+from controller.core.records import JobRecord
 from controller.core.states import AT_WORK, TERMINAL, IncidentState, JobState
 
 # Told by agents and the cluster of nodes, and what workers write there, whatever the job does.

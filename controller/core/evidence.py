@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 
 from controller.core.frozen import replace
+from controller.core.incident_record import Evidence
 from controller.core.kinds import Cause, EvidenceKind
-from controller.core.records import Evidence
 from outlast.failures import FailureClass
 from outlast.ids import NodeId
 

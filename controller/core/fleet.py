@@ -6,13 +6,13 @@ that is silent or gone is lost is decided in `losses`.
 
 from __future__ import annotations
 
-from controller.core import attempts, jobs, leaving, losses, nodes, spares
+from controller.core import attempts, jobs, leaving, losses, nodes, spares, validating
 from controller.core.capacity import Capacity
 from controller.core.changes import NodeForgotten
 from controller.core.context import Context, NodeView
-from controller.core.effects import Alert
 from controller.core.events import CommandFinished
 from controller.core.frozen import replace
+from controller.core.incident_record import Evidence
 from controller.core.kinds import EvidenceKind
 from controller.core.node_events import (
     NodeClosed,
@@ -27,7 +27,7 @@ from controller.core.node_events import (
     NodeUncordonRequested,
 )
 from controller.core.orders import CommandRecord, StartWorkers, StopWorkers
-from controller.core.records import Evidence, JobRecord, NodeRecord
+from controller.core.records import JobRecord, NodeRecord
 from controller.core.states import (
     AT_WORK,
     AWAY,
@@ -39,9 +39,6 @@ from controller.core.states import (
     NodeState,
 )
 from outlast.ids import CommandId, JobId, NodeId
-
-# A node that comes back from exclusion must pass this many suites in a row.
-PASSES_TO_RETURN = 2
 
 # Of a node: an agent that comes back does so soon after the one that took its place.
 MAX_SUPERSEDED = 4
@@ -99,11 +96,13 @@ def _put_joined(ctx: Context, known: NodeRecord | None, event: NodeJoined) -> No
             workers=event.workers,
             replica_port=event.replica_port,
             replica_token=event.replica_token,
+            # Its host may have been started anew.
+            checked_s=known.checked_s if known.incarnation == event.incarnation else None,
             capacity=_at(event.capacity, ctx.view(event.node).topology or _known_place(ctx, known)),
         )
     )
     if node.state is NodeState.RETIRED:
-        _begin_validation(ctx, node, "it joined again after it had been given up")
+        validating.begin(ctx, node, "it joined again after it had been given up")
     elif node.state is NodeState.RELEASED:
         ctx.move_node(node, NodeState.READY, "joined")
 
@@ -234,7 +233,8 @@ def drain_requested(ctx: Context, event: NodeDrainRequested) -> None:
     if node is None:
         return
     node = ctx.put(replace(node, cordoned=True))
-    if node.state in FREE:
+    if node.state in (*FREE, NodeState.VALIDATING):
+        nodes.close_commands(ctx, node.node, "a person drains the node", keep_stops=True)
         ctx.move_node(node, NodeState.DRAINED, "drained by a person")
     elif node.state in (NodeState.ASSIGNED, NodeState.SUSPECT) and node.job is not None:
         node = ctx.move_node(node, NodeState.DRAINING, "drained by a person")
@@ -253,14 +253,16 @@ def drain_requested(ctx: Context, event: NodeDrainRequested) -> None:
 
 def suite_finished(ctx: Context, record: CommandRecord, event: CommandFinished) -> None:
     """A suite that no job waits for has ended: a validation or a standby's check."""
+    if ctx.state.nodes[record.node].state not in (*FREE, NodeState.VALIDATING):
+        return
     passed = nodes.suite_passed(ctx, record, event)
     node = ctx.state.nodes[record.node]
     if passed is None:
         return
     if node.state is NodeState.VALIDATING:
-        _validated(ctx, node, passed=passed, detail=event.detail)
-    elif node.state in FREE and not passed:
-        nodes.quarantine(ctx, node, f"checks failed while it was free: {event.detail}")
+        validating.ended(ctx, node, passed=passed, detail=event.detail)
+    elif not passed:
+        nodes.keep_out(ctx, node, f"checks failed while it was free: {event.detail}")
 
 
 def tend(ctx: Context) -> None:
@@ -333,32 +335,6 @@ def _had_workers(ctx: Context, job: JobRecord, node_id: NodeId, *, is_new: bool)
     )
 
 
-def _begin_validation(ctx: Context, node: NodeRecord, reason: str) -> None:
-    node = ctx.move_node(replace(node, passes=0), NodeState.VALIDATING, reason)
-    nodes.run_suite(ctx, node, "preflight", ctx.settings.fleet_check_timeout_s)
-
-
-def _validated(ctx: Context, node: NodeRecord, *, passed: bool, detail: str) -> None:
-    if node.is_stuck:
-        passed, detail = False, "workers could not be killed"
-    if not passed and not node.quarantine:
-        # It had left a job to be checked. Nobody may use it meanwhile, if the breaker is open.
-        if not nodes.quarantine(ctx, node, f"failed its checks: {detail}; {node.reason}"):
-            ctx.put(replace(node, timer_s=nodes.breaker_opens_s(ctx)))
-    elif not passed:
-        ctx.move_node(node, NodeState.REPAIRING, f"failed its checks, a person must act: {detail}")
-        ctx.emit(Alert(summary=f"node {node.node} failed its checks: {detail}"))
-    elif node.passes + 1 < PASSES_TO_RETURN:
-        node = ctx.put(replace(node, passes=node.passes + 1))
-        nodes.run_suite(ctx, node, "preflight", ctx.settings.fleet_check_timeout_s)
-    else:
-        ctx.move_node(
-            replace(node, passes=0, quarantine="", quarantined_s=None),
-            NodeState.READY,
-            "passed its checks",
-        )
-
-
 def _let_time_pass(ctx: Context) -> None:
     for node in ctx.waiting_nodes():
         due = node.timer_s is not None and node.timer_s <= ctx.now_s
@@ -375,15 +351,14 @@ def _let_time_pass(ctx: Context) -> None:
                 )
             elif due and (view.silent or node.is_stuck):
                 nodes.retire(ctx, node, f"never came back after: {node.reason}")
-        elif node.state is NodeState.VALIDATING and due and here:
-            node = ctx.put(replace(node, timer_s=None))
-            nodes.run_suite(ctx, node, "preflight", ctx.settings.fleet_check_timeout_s)
+        elif node.state is NodeState.VALIDATING and due:
+            validating.quarantine_in_time(ctx, node)
         elif node.state is NodeState.DRAINED and due and not node.cordoned:
             if here and not node.is_stuck:
-                _begin_validation(ctx, node, "its quarantine has cooled down")
+                validating.begin(ctx, node, "its quarantine has cooled down")
             elif view.silent or node.is_stuck:
                 nodes.retire(ctx, node, f"never came back after: {node.reason}")
-        elif node.state in FREE and view.silent:
+        elif node.state in (*FREE, NodeState.VALIDATING) and view.silent:
             # Lost while a job that has ended since held it, or while the breaker was open.
             losses.judge(ctx, node.node)
         elif node.state in FREE and node.is_stuck:

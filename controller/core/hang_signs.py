@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from controller.core.events import JobStalled
 from controller.core.evidence import NO_FIRST_STEP_YET, NO_STEP_IN_TIME
+from controller.core.incident_record import Evidence
 from controller.core.kinds import EvidenceKind
 from controller.core.naming import names
-from controller.core.records import Evidence, JobRecord
+from controller.core.records import JobRecord
 from outlast.failures import FailureClass
 from outlast.ids import NodeId
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controller.core.frozen import replace
-from controller.core.records import Evidence, IncidentRecord, TimelineEntry
+from controller.core.incident_record import Evidence, IncidentRecord, TimelineEntry
 from outlast.ids import IncidentId, NodeId
 
 # Fault, detection, verdict and the first attempts to recover.

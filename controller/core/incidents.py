@@ -12,9 +12,10 @@ from controller.core.events import (
     JobAdvanced,
 )
 from controller.core.frozen import replace
+from controller.core.incident_record import Evidence, IncidentRecord, TimelineEntry
 from controller.core.kinds import Cause, EvidenceKind
 from controller.core.orders import ForgetJob
-from controller.core.records import Evidence, IncidentRecord, JobRecord, TimelineEntry
+from controller.core.records import JobRecord
 from controller.core.states import AT_WORK, TERMINAL, IncidentState, JobState
 from outlast.chosen import is_given_up
 from outlast.ids import NodeId, incident_id

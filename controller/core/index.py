@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from controller.core.attempt_record import AttemptRecord
+from controller.core.incident_record import IncidentRecord
 from controller.core.orders import Command, CommandRecord
-from controller.core.records import IncidentRecord, JobRecord, NodeRecord
+from controller.core.records import JobRecord, NodeRecord
 from controller.core.states import AWAY, EXCLUDED, FREE, TERMINAL, IncidentState, NodeState
 from outlast.ids import CommandId, IncidentId, JobId, NodeId
 

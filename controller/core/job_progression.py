@@ -219,7 +219,7 @@ def _replace_nodes(ctx: Context, job: JobRecord) -> bool:
             # The person called the drain off in time, and the node has done nothing wrong.
             continue
         elif incident.action is Action.SWAP_NODES:
-            swapping.take_out(ctx, node, f"{incident.incident}: {incident.reason}")
+            swapping.take_out(ctx, node, incident)
         elif _is_back(ctx, signs.get(node_id, set()), node):
             job = ctx.state.jobs[job.job_id]
             if node_id not in job.unchecked:

@@ -25,6 +25,7 @@ from controller.core.environments import MAX_CHANGES
 from controller.core.events import CommandFinished, JobAdvanced, JobStalled
 from controller.core.evidence import NO_FIRST_STEP_YET
 from controller.core.frozen import replace
+from controller.core.incident_record import Evidence
 from controller.core.kinds import EvidenceKind, Wanted
 from controller.core.node_events import WorkerExited
 from controller.core.orders import (
@@ -35,7 +36,7 @@ from controller.core.orders import (
     StartWorkers,
     StopWorkers,
 )
-from controller.core.records import Evidence, JobPlan, JobRecord
+from controller.core.records import JobPlan, JobRecord
 from controller.core.states import (
     AT_WORK,
     LIVE,
@@ -130,7 +131,8 @@ def advanced(ctx: Context, event: JobAdvanced) -> None:
         # What was in use there is free now.
         fitting = tuple(known for known in job.misfits if known.node not in job.nodes)
         begun = len(job.chosen)
-        job = ctx.move_job(replace(job, misfits=fitting, num_begun=begun), JobState.RUNNING, reason)
+        job = replace(job, misfits=fitting, num_begun=begun, resumed_step=event.resumed_step)
+        job = ctx.move_job(job, JobState.RUNNING, reason)
         job = _note_environment(ctx, job, event)
     incidents.advanced(ctx, replays.advanced(ctx, job, event), event)
 

@@ -12,9 +12,10 @@ from controller.core import accounting, attempts, incidents
 from controller.core.context import Context
 from controller.core.events import CheckpointFailed, CheckpointPushRequested, CommandFinished
 from controller.core.frozen import replace
+from controller.core.incident_record import Evidence
 from controller.core.kinds import EvidenceKind, Wanted
 from controller.core.orders import CommandRecord, PushCheckpoint
-from controller.core.records import Evidence, JobRecord
+from controller.core.records import JobRecord
 from controller.core.states import JobState
 from outlast.failures import FailureClass
 from outlast.ids import CommandId

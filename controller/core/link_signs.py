@@ -9,8 +9,9 @@ from __future__ import annotations
 from controller.core.context import Context
 from controller.core.frozen import replace
 from controller.core.hang_signs import MAX_TOLD
+from controller.core.incident_record import Evidence
 from controller.core.kinds import Cause
-from controller.core.records import Evidence, JobRecord
+from controller.core.records import JobRecord
 from controller.core.states import IncidentState
 from outlast.ids import NodeId
 

@@ -13,6 +13,7 @@ from controller.core import jobs, leaving, nodes
 from controller.core.context import Context
 from controller.core.effects import Alert
 from controller.core.frozen import replace
+from controller.core.incident_record import Evidence
 from controller.core.kinds import EvidenceKind
 from controller.core.node_events import (
     NodeBack,
@@ -23,7 +24,7 @@ from controller.core.node_events import (
     NodeLost,
     NodeSilent,
 )
-from controller.core.records import Evidence, NodeRecord
+from controller.core.records import NodeRecord
 from controller.core.states import AWAY, FREE, JobState, NodeState
 from outlast.ids import NodeId
 
@@ -189,7 +190,7 @@ def _lose(ctx: Context, node: NodeRecord, why: str) -> None:
         # The cluster confirms it, so nothing is taken away that still lives:
         # this is no quarantine and does not count against the breaker.
         nodes.retire(ctx, node, why)
-    elif node.state in FREE:
+    elif node.state in FREE or (node.state is NodeState.VALIDATING and not node.quarantine):
         nodes.quarantine(ctx, node, why)
     elif node.state in (NodeState.DRAINED, NodeState.VALIDATING, NodeState.REPAIRING):
         nodes.retire(ctx, node, f"lost while it was {node.state}: {why}")

@@ -21,10 +21,11 @@ from controller.core.capacity import (
 from controller.core.causes import MISFITS
 from controller.core.context import Context
 from controller.core.frozen import replace
+from controller.core.incident_record import Evidence
 from controller.core.kinds import Action, Cause, EvidenceKind
 from controller.core.missing import lacks
 from controller.core.program_error import plain
-from controller.core.records import Evidence, JobRecord, Misfit, NodeRecord
+from controller.core.records import JobRecord, Misfit, NodeRecord
 from controller.core.states import AWAY, PLACED, NodeState
 from controller.core.verdict import PolicyInput, PolicyVerdict, first_failure
 from outlast.failures import FailureClass

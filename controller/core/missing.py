@@ -11,10 +11,10 @@ What does not belong here: jobs that ask for more than a node has (`misfit`).
 
 from __future__ import annotations
 
+from controller.core.incident_record import Evidence
 from controller.core.kinds import Action, Cause, EvidenceKind, Rung
 from controller.core.naming import names
 from controller.core.program_error import plain
-from controller.core.records import Evidence
 from controller.core.verdict import PolicyInput, PolicyVerdict, first_failure
 from outlast.failures import FailureClass
 from outlast.ids import NodeId

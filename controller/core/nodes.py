@@ -113,10 +113,9 @@ def suite_passed(
     assert isinstance(record.command, RunSuite)
     if event.ok and event.verdict not in ("", "error"):
         passed = event.verdict != "fail"
-        node = replace(node, unrun_suites=0)
-        if passed:
-            node = replace(node, checked_s=ctx.now_s, checked_storage=record.command.checkpoint_url)
-        ctx.put(node)
+        checked_s = ctx.now_s if passed else None
+        storage = record.command.checkpoint_url if passed else ""
+        ctx.put(replace(node, unrun_suites=0, checked_s=checked_s, checked_storage=storage))
         return passed
     if node.unrun_suites + 1 >= MAX_UNRUN_SUITES:
         ctx.put(replace(node, unrun_suites=0))

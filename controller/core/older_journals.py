@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from controller.core.attempt_record import AttemptRecord
+from controller.core.incident_record import Evidence, TimelineEntry
 from controller.core.kinds import EvidenceKind
 from controller.core.orders import ForgetJob, StartWorkers, StopWorkers
-from controller.core.records import Evidence, JobPlan, NodeRecord, Size, TimelineEntry
+from controller.core.records import JobPlan, NodeRecord, Size
 from controller.core.states import JobState
 
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None

@@ -25,9 +25,9 @@ from controller.core.evidence import (
     NO_STEP_IN_TIME,
 )
 from controller.core.frozen import replace
+from controller.core.incident_record import Evidence
 from controller.core.kinds import Action, Cause, EvidenceKind, Rung
 from controller.core.naming import names
-from controller.core.records import Evidence
 from controller.core.verdict import BLAMED_BEFORE, PolicyInput, PolicyVerdict, first_failure
 from outlast.failures import FailureClass
 from outlast.ids import NodeId

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 from controller.core.frozen import replace
+from controller.core.incident_record import Evidence
 from controller.core.kinds import Action, Cause, EvidenceKind
-from controller.core.records import Evidence
 from controller.core.verdict import PolicyInput, PolicyVerdict, first_failure
 from outlast.failures import FailureClass
 

@@ -12,9 +12,10 @@ from controller.core.context import Context
 from controller.core.effects import Alert
 from controller.core.events import JobAdvanced
 from controller.core.frozen import replace
+from controller.core.incident_record import IncidentRecord
 from controller.core.kinds import Action
 from controller.core.naming import names
-from controller.core.records import IncidentRecord, JobRecord
+from controller.core.records import JobRecord
 from controller.core.reproducing import bad_step
 from controller.core.states import NodeState
 from controller.core.verdict import PolicyVerdict, first_failure

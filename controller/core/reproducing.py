@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from controller.core.causes import CORRUPT, NON_FINITE
 from controller.core.frozen import replace
+from controller.core.incident_record import Evidence
 from controller.core.kinds import Action, Cause, EvidenceKind, NonFiniteAgain, Rung
 from controller.core.naming import names
-from controller.core.records import Evidence
 from controller.core.verdict import PolicyInput, PolicyVerdict, first_failure
 from outlast.skipped import StepRange
 

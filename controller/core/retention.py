@@ -21,8 +21,9 @@ from controller.core.changes import IncidentsPruned, JobPruned, State
 from controller.core.context import Context
 from controller.core.events import RecordsExpired
 from controller.core.incident_cut import BEGINNING, IncidentCut, shortened
+from controller.core.incident_record import IncidentRecord
 from controller.core.node_events import NodeForgetRequested
-from controller.core.records import IncidentRecord, JobRecord
+from controller.core.records import JobRecord
 from controller.core.states import AWAY, TERMINAL, IncidentState
 from outlast.ids import IncidentId, JobId, NodeId
 

@@ -13,7 +13,8 @@ from controller.core.context import Context
 from controller.core.effects import EndSearch, SearchFaults
 from controller.core.events import FaultsSearched
 from controller.core.frozen import replace
-from controller.core.records import IncidentRecord, JobRecord
+from controller.core.incident_record import IncidentRecord
+from controller.core.records import JobRecord
 from controller.core.states import FREE, JobState, NodeState
 from outlast.ids import NodeId
 

@@ -29,9 +29,9 @@ def is_ready(ctx: Context, job: JobRecord, node: NodeRecord) -> bool:
     return (
         job.attempt > NO_ATTEMPT
         and node.state is NodeState.STANDBY
-        and _is_checked_lately(ctx, node)
+        # The next check may be under way.
+        and _is_checked_lately(ctx, node, more_s=ctx.settings.fleet_check_timeout_s)
         and node.checked_storage == job.checkpoint_url
-        and not ctx.commands_of(RunSuite, node=node.node)
     )
 
 
@@ -97,9 +97,9 @@ def _storages(node: NodeRecord, live: list[JobRecord]) -> list[str]:
     return [url for plan, url in plans if plan.standby > 0 and plan.need.image == node.image]
 
 
-def _is_checked_lately(ctx: Context, node: NodeRecord) -> bool:
-    recheck_s = ctx.now_s - ctx.settings.standby_recheck_s
-    return node.checked_s is not None and node.checked_s > recheck_s
+def _is_checked_lately(ctx: Context, node: NodeRecord, *, more_s: float = 0.0) -> bool:
+    recheck_s = ctx.settings.standby_recheck_s + more_s
+    return node.checked_s is not None and node.checked_s + recheck_s > ctx.now_s
 
 
 def _is_open(ctx: Context, node: NodeRecord) -> bool:

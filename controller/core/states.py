@@ -169,6 +169,7 @@ NODE_TRANSITIONS: dict[NodeState, tuple[NodeState, ...]] = {
     NodeState.VALIDATING: (
         NodeState.READY,
         NodeState.QUARANTINED,
+        NodeState.DRAINED,
         NodeState.REPAIRING,
         NodeState.RETIRED,
         NodeState.RELEASED,
@@ -209,6 +210,19 @@ LIVE = (*AT_WORK, JobState.SUSPENDING)
 PLACED = (NodeState.ASSIGNED, NodeState.SUSPECT, NodeState.DRAINING)
 # Free to be given to a job.
 FREE = (NodeState.READY, NodeState.STANDBY)
+# What its last checks have said of a node holds on between these states, and no longer: else a
+# job may have used it since, or something spoke against it.
+STAYS_CHECKED = frozenset(
+    {
+        (NodeState.READY, NodeState.STANDBY),
+        (NodeState.STANDBY, NodeState.READY),
+        (NodeState.READY, NodeState.ASSIGNED),
+        (NodeState.STANDBY, NodeState.ASSIGNED),
+        (NodeState.ASSIGNED, NodeState.SUSPECT),
+        (NodeState.SUSPECT, NodeState.ASSIGNED),
+        (NodeState.VALIDATING, NodeState.READY),
+    }
+)
 EXCLUDED = (
     NodeState.QUARANTINED,
     NodeState.DRAINED,

@@ -6,17 +6,20 @@ Only for nodes whose ranks' state another node has, too: no step is paid for the
 
 from __future__ import annotations
 
-from controller.core import blame, nodes
+from controller.core import nodes
 from controller.core.context import Context
 from controller.core.copies import partner_indexes
 from controller.core.frozen import replace
-from controller.core.kinds import Action, Cause, Rung
+from controller.core.incident_record import IncidentRecord
+from controller.core.kinds import Action, Cause, EvidenceKind, Rung
 from controller.core.naming import names
-from controller.core.records import IncidentRecord, JobRecord, NodeRecord
-from controller.core.states import NodeState
+from controller.core.records import JobRecord, NodeRecord
+from controller.core.states import IncidentState, NodeState
 from controller.core.verdict import PolicyInput, PolicyVerdict
 from outlast.ids import NodeId
 
+# Of an attempt: what its nodes keep for each other is there by then.
+_STEPS_UNTIL_COPIED = 3
 # So often a node may pass the checks that follow, and be a suspect again; then the job waits for
 # them, and for those of all others.
 _MAX_SWAPS = 2
@@ -33,13 +36,11 @@ def instead_of_checks(
     """
     culprits = verdict.culprits
     is_same = verdict.fingerprint != "" and verdict.fingerprint == facts.last_fingerprint
-    is_of_nodes = (
-        verdict.cause in _OF_ONE_NODE or blame.detected(facts.evidence) is not None
-    ) and not (is_same and not facts.has_progress)
     has_state = dict(facts.state_elsewhere)
     if (
         not culprits
-        or not is_of_nodes
+        or not _is_of_nodes(facts, verdict)
+        or (is_same and not facts.has_progress)
         or not {Rung.DIAGNOSE, Rung.REPLACE}.issubset(facts.ladder)
         or len(culprits) > facts.ready_standbys
         or not all(set(has_state.get(node, ())).difference(culprits) for node in culprits)
@@ -53,37 +54,70 @@ def instead_of_checks(
     )
 
 
+def _is_of_nodes(facts: PolicyInput, verdict: PolicyVerdict) -> bool:
+    """Whether it speaks against these nodes, and no others."""
+    detected = {item.node for item in facts.evidence if item.kind is EvidenceKind.DETECTED}
+    if detected:
+        return detected == set(verdict.culprits)
+    return verdict.cause in _OF_ONE_NODE
+
+
 def state_elsewhere(
     ctx: Context, job: JobRecord, incident: IncidentRecord
 ) -> tuple[tuple[NodeId, tuple[NodeId, ...]], ...]:
     """Of the nodes in evidence that could leave the job now: who else has their ranks' state."""
     attempt = ctx.state.attempts.get(job.job_id)
-    if attempt is None:
+    if attempt is None or job.resumed_step is None:
+        return ()
+    if incident.fault_step < job.resumed_step + _STEPS_UNTIL_COPIED:
         return ()
     found = []
     for node_id in dict.fromkeys(item.node for item in incident.evidence):
         node = nodes.placed(ctx, job, node_id)
-        if node is None or node_id not in attempt.nodes or not _may_leave(ctx, node):
+        if node is None or not ctx.state.index.is_placed(attempt, node.node):
+            continue
+        if not _may_leave(ctx, node):
             continue
         index = ctx.state.index.node_index(attempt, node.node)
         others = partner_indexes(job.plan, attempt.replica_shift, index)
-        living = (attempt.nodes[other] for other in others)
-        kept_on = tuple(each for each in living if nodes.placed(ctx, job, each) is not None)
-        found.append((node.node, kept_on))
+        kept_on = (attempt.nodes[other] for other in others)
+        found.append((node.node, tuple(each for each in kept_on if _is_there(ctx, job, each))))
     return tuple(found)
 
 
-def take_out(ctx: Context, node: NodeRecord, reason: str) -> None:
+def take_out(ctx: Context, node: NodeRecord, incident: IncidentRecord) -> None:
     """Have a node checked, away from its job."""
     begun_s = ctx.now_s - ctx.settings.retire_window_s
     before = (at_s for at_s in node.taken_out_s if at_s > begun_s)
     nodes.close_commands(ctx, node.node, "it has left its job to be checked", keep_stops=True)
     node = ctx.move_node(
-        replace(node, job=None, passes=0, taken_out_s=(*before, ctx.now_s)),
+        replace(
+            node,
+            job=None,
+            passes=0,
+            taken_out_s=(*before, ctx.now_s),
+            taken_out_for=incident.incident,
+        ),
         NodeState.VALIDATING,
-        reason,
+        f"{incident.incident}: {incident.reason}",
     )
     nodes.run_suite(ctx, node, "on-failure", ctx.settings.fleet_check_timeout_s)
+
+
+def tell(ctx: Context, node: NodeRecord, verdict: str, detail: str = "") -> None:
+    """Note in its incident, if that is open still, what came of the checks of a node that was
+    taken out."""
+    incident = node.taken_out_for and ctx.state.incidents.get(node.taken_out_for)
+    if incident and incident.state is not IncidentState.CLOSED:
+        found = (*incident.findings, (node.node, verdict))
+        detail = f"{node.node}: {verdict}{': ' if detail else ''}{detail}"
+        ctx.note(replace(incident, findings=found), "diagnostics", detail)
+
+
+def _is_there(ctx: Context, job: JobRecord, node_id: NodeId) -> bool:
+    node = nodes.placed(ctx, job, node_id)
+    is_heard = ctx.connected(node_id) and not ctx.view(node_id).late
+    return node is not None and is_heard and not node.is_stuck
 
 
 def _may_leave(ctx: Context, node: NodeRecord) -> bool:

@@ -6,9 +6,9 @@ repaired: so the job waits for a person at once, whatever its ladder of recovery
 
 from __future__ import annotations
 
+from controller.core.incident_record import Evidence
 from controller.core.kinds import Action, Cause, EvidenceKind
 from controller.core.program_error import plain
-from controller.core.records import Evidence
 from controller.core.verdict import PolicyInput, PolicyVerdict, first_failure
 from outlast.failures import FailureClass
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controller.core.causes import WHEN_PEERS_DIE
+from controller.core.incident_record import Evidence
 from controller.core.kinds import Action, Cause, EvidenceKind, NonFiniteAgain, Rung
-from controller.core.records import Evidence
 from outlast.ids import NodeId
 from outlast.skipped import StepRange
 

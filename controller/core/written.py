@@ -15,8 +15,9 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from controller.core.frozen import replace
+from controller.core.incident_record import IncidentRecord
 from controller.core.orders import Command, CommandRecord
-from controller.core.records import IncidentRecord, JobRecord, NodeRecord
+from controller.core.records import JobRecord, NodeRecord
 from outlast.ids import Attempt, CommandId, JobId, NodeId
 
 _Record = TypeVar("_Record", JobRecord, NodeRecord, IncidentRecord)

@@ -228,7 +228,7 @@ class Reconciler:
             | {
                 node.node
                 for node in view.nodes.values()
-                if (node.state in _IN_USE or node.state is NodeState.RELEASED)
+                if (self._is_useful(node) or node.state is NodeState.RELEASED)
                 and node.node in view.hosts
                 and self._host_events.is_usable(node.node)
             }
@@ -253,7 +253,9 @@ class Reconciler:
     def _is_useful(self, node: NodeRecord) -> bool:
         if node.state in FREE:
             return not node.cordoned and self._host_events.is_usable(node.node)
-        return node.state in _IN_USE
+        # One that has left its job to be checked comes back, or is quarantined.
+        is_checked = node.state is NodeState.VALIDATING and not node.quarantine
+        return node.state in _IN_USE or is_checked
 
     def _given_back(
         self, view: View, surplus: Counter[str], vain: Counter[str], leaving: int

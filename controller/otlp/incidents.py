@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 
 from controller.core.changes import State
-from controller.core.records import IncidentRecord
+from controller.core.incident_record import IncidentRecord
 from controller.core.states import IncidentState
 from controller.otlp.queue import ExportQueue
 from controller.otlp.records import Record

@@ -10,7 +10,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from controller.core.edge.edge import Edge
-from controller.core.records import Evidence, IncidentRecord, JobRecord
+from controller.core.incident_record import Evidence, IncidentRecord
+from controller.core.records import JobRecord
 from controller.grpc_errors import Context, abort, bad_field, not_found
 from controller.rpc.views import incidents_of
 from controller.service import Service

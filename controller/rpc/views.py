@@ -13,8 +13,9 @@ from controller.convert import capacity_message
 from controller.core import accounting, cost, leaving
 from controller.core.changes import State
 from controller.core.edge.clocks import ClockReading
+from controller.core.incident_record import Evidence, IncidentRecord
 from controller.core.kinds import Wanted
-from controller.core.records import Evidence, IncidentRecord, JobRecord, NodeRecord
+from controller.core.records import JobRecord, NodeRecord
 from controller.core.states import TERMINAL, JobState
 from controller.efficiency import epochs, hardware_flops, peak_of, time_left_s, token_perplexity
 from controller.specs import spec_of

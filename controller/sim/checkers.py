@@ -25,6 +25,7 @@ from controller.core.changes import (
     grown,
 )
 from controller.core.effects import Effect, EvictNode, Persist, SendCommand
+from controller.core.incident_record import IncidentRecord
 from controller.core.machine import Machine
 from controller.core.node_events import (
     NodeCordonRequested,
@@ -32,7 +33,7 @@ from controller.core.node_events import (
     NodeUncordonRequested,
 )
 from controller.core.orders import StartWorkers
-from controller.core.records import IncidentRecord, NodeRecord
+from controller.core.records import NodeRecord
 from controller.core.states import (
     PLACED,
     TERMINAL,

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 from controller.core import events as ev
+from controller.core.incident_record import Evidence, IncidentRecord
 from controller.core.kinds import Cause, EvidenceKind
 from controller.core.node_events import WorkerExited
-from controller.core.records import Evidence, IncidentRecord, JobRecord
+from controller.core.records import JobRecord
 from controller.core.states import IncidentState, JobState
 from controller.sim.attempt import Phase
 from controller.sim.violation import Violation

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from controller.core import cost
-from controller.core.records import IncidentRecord
+from controller.core.incident_record import IncidentRecord
 from controller.core.states import JobState
 from outlast.ids import IncidentId
 

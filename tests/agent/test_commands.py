@@ -147,3 +147,24 @@ def test_start_that_is_stopped_before_its_first_step_is_answered(tmp_path: Path)
 
     asyncio.run(run())
     assert "stopped before this was done" in told["start"].detail
+
+
+def test_checks_of_a_spare_end_where_a_job_starts_on_it(tmp_path: Path) -> None:
+    told: dict[str, agents_pb2.CommandResult] = {}
+
+    async def run() -> None:
+        commands = make_commands(tmp_path, Workers(), told)
+        checks = agents_pb2.RunSuite(suite="preflight", timeout_s=60.0)
+        commands.receive(agents_pb2.Command(command_id="suite", run_suite=checks))
+        start, stop = start_command(1, command_id="start"), stop_command(1)
+        stop.command_id = "stop"
+        commands.receive(start)
+        commands.receive(stop)
+        async with asyncio.timeout(60):
+            while len(told) < 3:
+                await asyncio.sleep(0)
+        await commands.close()
+
+    asyncio.run(run())
+    assert told["suite"].error_kind == "stale"
+    assert told["suite"].detail == "a job took the node before this was done"

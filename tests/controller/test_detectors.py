@@ -14,9 +14,10 @@ from controller.core.changes import IncidentPut, State
 from controller.core.edge.edge import Edge
 from controller.core.edge.use_windows import WINDOW_S, WINDOW_SAMPLES
 from controller.core.events import Detected, DetectionEnded, Event, JobStalled
+from controller.core.incident_record import IncidentRecord
 from controller.core.kinds import Cause
 from controller.core.node_events import NodeClosed
-from controller.core.records import IncidentRecord, JobRecord, NodeRecord
+from controller.core.records import JobRecord, NodeRecord
 from controller.core.states import IncidentState, JobState, NodeState
 from controller.specs import settings_of
 from controller.store.curves import StepRow

@@ -12,8 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from controller.core import cost
+from controller.core.incident_record import IncidentRecord, TimelineEntry
 from controller.core.kinds import Cause
-from controller.core.records import IncidentRecord, TimelineEntry
 from controller.core.states import IncidentState, JobState
 from controller.counters import OTHER, Counters
 from controller.families import Counter, Gauge

@@ -13,7 +13,7 @@ import pytest
 
 from controller.core.causes import Cause
 from controller.core.changes import IncidentPut, State
-from controller.core.records import IncidentRecord
+from controller.core.incident_record import IncidentRecord
 from controller.core.states import IncidentState
 from controller.otlp import metrics
 from controller.otlp.export import OtlpError, Target, start, target_of

@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
+from controller.core.incident_record import Evidence, IncidentRecord
 from controller.core.kinds import EvidenceKind
-from controller.core.records import Evidence, IncidentRecord
 from controller.core.states import IncidentState
 from controller.rpc.ranks import newest_faults
 from outlast.ids import Attempt, IncidentId, JobId, NodeId

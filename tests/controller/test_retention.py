@@ -25,8 +25,8 @@ from controller import archive, config_file, retention
 from controller.convert import plan_of
 from controller.core import events as ev
 from controller.core.changes import IncidentPut, NodePut, State
+from controller.core.incident_record import IncidentRecord, TimelineEntry
 from controller.core.node_events import NodeForgetRequested, NodeFound, WorkerExited
-from controller.core.records import IncidentRecord, TimelineEntry
 from controller.core.retention import MAX_AT_ONCE, Expired, Retention, expired
 from controller.core.states import IncidentState, JobState, NodeState
 from controller.counters import Counters

@@ -33,6 +33,7 @@ from controller.core import (
     nodes,
     planned,
     retention,
+    validating,
 )
 from controller.core import events as ev
 from controller.core.changes import CommandOpened
@@ -213,7 +214,7 @@ CONTROLLER_BUGS = (
     bug(
         "a person's cordon is removed",
         (5,),
-        around(fleet, "_validated", _without_cordon),
+        around(validating, "ended", _without_cordon),
         around(fleet, "joined", _joins_without_cordon),
     ),
     bug("retries are refilled by a step", (6,), around(incidents, "advanced", _refilled)),
@@ -238,8 +239,8 @@ CONTROLLER_BUGS = (
     ),
     bug("orders miss the journal", (2,), around(Context, "record", _sent_unrecorded)),
     bug("an attempt is left out", (1,), around(attempts, "start", _two_attempts)),
-    bug("an excluded node needs no checks", (14,), (fleet, "PASSES_TO_RETURN", 0)),
-    bug("one clean check is enough", (14,), (fleet, "PASSES_TO_RETURN", 1)),
+    bug("an excluded node needs no checks", (14,), (validating, "PASSES_TO_RETURN", 0)),
+    bug("one clean check is enough", (14,), (validating, "PASSES_TO_RETURN", 1)),
     bug("a planned stop is a fault", (15,), (planned, "left_in_order", _nothing), seeds=40),
     bug("peers are said to have seen it", (2,), (losses, "_peers_saw_it", _yes)),
     bug("a restart judges before agents are back", (2, 10), (losses, "end_reconciling", _nothing)),

@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
+from controller.core.incident_record import IncidentRecord
 from controller.core.kinds import Action
 from controller.core.kinds import Cause as IncidentCause
-from controller.core.records import IncidentRecord
 from controller.core.states import JobState
 from controller.sim.campaign import Campaign
 from controller.sim.durations import SourcedPace

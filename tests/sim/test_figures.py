@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from controller.core.incident_record import IncidentRecord
 from controller.core.kinds import Cause, Rung
-from controller.core.records import IncidentRecord
 from controller.core.states import IncidentState, JobState
 from controller.sim.attempt import DEFAULT_MODES, SimJob, Training
 from controller.sim.world import Shape, World, make_plan

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from controller.core.context import Context
-from controller.core.records import IncidentRecord, JobRecord, NodeRecord
+from controller.core.incident_record import IncidentRecord
+from controller.core.records import JobRecord, NodeRecord
 from controller.sim.run import run_seed
 
 

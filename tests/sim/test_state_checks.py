@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from controller.core.changes import IncidentPut, State
-from controller.core.records import IncidentRecord
+from controller.core.incident_record import IncidentRecord
 from controller.core.states import IncidentState
 from controller.sim.state_checks import is_same
 from outlast.ids import Attempt, IncidentId, JobId

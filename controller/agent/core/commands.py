@@ -213,12 +213,15 @@ class CommandMachine:
         command = running.command
         if command.kind in (CommandKind.STOP, CommandKind.FORGET):
             self._overtake(command.job_id, command.attempt)
+        elif command.kind in _OVERTAKEN and command.job_id:
+            # A spare's own checks end where a job takes it.
+            self._overtake("", command.attempt)
         running.num_tries += 1
         running.left = iter(STEPS[command.kind])
         self._enter_next(running)
 
     def _overtake(self, job_id: str, attempt: int) -> None:
-        """A stop ends starts and suites of its attempt that are still under way."""
+        """End starts and suites of an attempt, and of older ones, that are still under way."""
         for running in list(self._running.values()):
             command = running.command
             if (
@@ -388,8 +391,7 @@ def _completed_step(running: _Running) -> int:
 
 
 def _overtaken(command: Command) -> Result:
-    return Result(
-        ok=False,
-        detail=(f"job {command.job_id} attempt {command.attempt}: stopped before this was done"),
-        error_kind=ErrorKind.STALE,
-    )
+    what = f"job {command.job_id} attempt {command.attempt}: stopped"
+    if not command.job_id:
+        what = "a job took the node"
+    return Result(ok=False, detail=f"{what} before this was done", error_kind=ErrorKind.STALE)

@@ -12,7 +12,8 @@ from enum import StrEnum
 
 from controller.core import cost
 from controller.core.changes import State
-from controller.core.records import IncidentRecord, JobRecord
+from controller.core.incident_record import IncidentRecord
+from controller.core.records import JobRecord
 from controller.core.states import TERMINAL, IncidentState, JobState
 from outlast.ids import JobId
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import Metric
 
 from controller.core import cost
-from controller.core.records import IncidentRecord
+from controller.core.incident_record import IncidentRecord
 from controller.core.states import IncidentState
 from controller.families import Counter, Distribution, Family, Gauge, Histogram
 from controller.web.metrics.sources import Sources

@@ -35,6 +35,7 @@ from controller.core.effects import (
     SendCommand,
 )
 from controller.core.incident_cut import IncidentCut
+from controller.core.incident_record import IncidentRecord
 from controller.core.machine import Machine
 from controller.core.node_events import (
     NodeDisconnected,
@@ -47,7 +48,7 @@ from controller.core.node_events import (
     WorkerExited,
     WorkerStatus,
 )
-from controller.core.records import IncidentRecord, JobPlan, JobRecord, NodeRecord
+from controller.core.records import JobPlan, JobRecord, NodeRecord
 from controller.core.settings import Settings
 from controller.core.written import CommandsClosed, CommandsOpened, RecordChanged
 from outlast.failures import ErrorKind, FailureClass

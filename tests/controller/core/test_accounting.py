@@ -14,7 +14,7 @@ from controller.core import events as ev
 from controller.core.accounting import Account, Part
 from controller.core.changes import IncidentPut
 from controller.core.codec import decode_change, encode_change
-from controller.core.records import IncidentRecord
+from controller.core.incident_record import IncidentRecord
 from controller.core.states import JobState
 from tests.controller.core.driver import JOB, Driver
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from controller.core.changes import State
 from controller.core.evidence import MAX_ALIKE, MAX_TRACEBACKS, with_sign
+from controller.core.incident_record import Evidence
 from controller.core.kinds import EvidenceKind
 from controller.core.node_events import NodeDisconnected, NodeJoined, NodeLate, NodeLost
-from controller.core.records import Evidence
 from controller.core.states import JobState, NodeState
 from controller.core.verdict import first_failure
 from outlast.failures import FailureClass

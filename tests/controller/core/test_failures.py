@@ -11,8 +11,8 @@ from controller.core import events as ev
 from controller.core.causes import cause_of
 from controller.core.changes import IncidentPut, StateChange
 from controller.core.codec import decode_change, encode_change
+from controller.core.incident_record import Evidence
 from controller.core.kinds import Action, Cause
-from controller.core.records import Evidence
 from controller.core.states import JobState
 from outlast.failures import ErrorKind, FailureClass
 from outlast.ids import NodeId

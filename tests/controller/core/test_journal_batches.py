@@ -28,8 +28,8 @@ from controller.core.changes import (
     growth,
 )
 from controller.core.codec import decode_change, encode_change
+from controller.core.incident_record import TimelineEntry
 from controller.core.orders import CommandRecord, StartWorkers, StopWorkers
-from controller.core.records import TimelineEntry
 from controller.core.states import IncidentState, JobState, NodeState
 from outlast.ids import Attempt, CommandId, NodeId
 from tests.controller.core.driver import JOB, Driver

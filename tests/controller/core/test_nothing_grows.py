@@ -13,8 +13,8 @@ from controller.core.codec import decode_change, encode_change
 from controller.core.edge.entitled import Reason, refusal
 from controller.core.effects import Persist
 from controller.core.incident_cut import BEGINNING
+from controller.core.incident_record import TimelineEntry
 from controller.core.node_events import NodeReleased
-from controller.core.records import TimelineEntry
 from controller.core.retention import Retention, expired
 from controller.core.states import TERMINAL, NodeState
 from outlast.ids import NodeId

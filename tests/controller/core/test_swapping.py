@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from controller.core.kinds import Action, Rung
-from controller.core.node_events import NodeDisconnected
+from controller.core import events as ev
+from controller.core.kinds import Action, Cause, Rung
+from controller.core.node_events import NodeDrainRequested, NodeLate, NodeUncordonRequested
 from controller.core.orders import RunSuite
 from controller.core.settings import Settings
 from controller.core.states import JobState, NodeState
 from outlast.ids import CommandId, NodeId
-from tests.controller.core.driver import Driver
+from tests.controller.core.driver import JOB, Driver
 
 # Two nodes, each of which keeps the other one's copies.
 COPIES: dict[str, object] = {"standby": 1, "replica_node_indexes": ((1,), (0,))}
@@ -30,6 +31,12 @@ def broken(driver: Driver, **changes: object) -> list[str]:
     return driver.answer_all("/stop/")
 
 
+def suite_of(driver: Driver, node: str) -> str:
+    """The one suite that a node runs."""
+    (suite,) = (each for each in driver.machine.state.commands if f"{node}/suite/" in each)
+    return suite
+
+
 def test_a_checked_standby_takes_a_lost_nodes_place_at_once() -> None:
     driver = trains()
     driver.lose("n1")
@@ -40,10 +47,8 @@ def test_a_checked_standby_takes_a_lost_nodes_place_at_once() -> None:
 
 def test_a_standby_whose_checks_were_long_ago_is_checked_before_use() -> None:
     driver = trains()
-    # It is out of reach when the next check is due.
-    driver.send(NodeDisconnected(node=NodeId("n3")))
-    driver.wait(Settings().standby_recheck_s + 1.0)
-    driver.join("n3")
+    # Its next check does not end.
+    driver.wait(Settings().standby_recheck_s + Settings().fleet_check_timeout_s + 1.0)
     driver.lose("n1")
     driver.answer_all("/stop/")
     assert driver.job().state is JobState.PREFLIGHT
@@ -62,8 +67,7 @@ def test_a_standby_is_checked_again_every_hour_and_stays_one() -> None:
 def test_a_standby_that_fails_its_check_is_one_no_more() -> None:
     driver = trains()
     driver.wait(Settings().standby_recheck_s + 1.0)
-    (suite,) = (each for each in driver.machine.state.commands if "/suite/" in each)
-    driver.answer(suite, verdict="fail")
+    driver.answer(suite_of(driver, "n3"), verdict="fail")
     assert driver.node("n3").state in (NodeState.QUARANTINED, NodeState.DRAINED)
 
 
@@ -113,30 +117,150 @@ def test_a_suspect_that_passes_is_a_standby_again() -> None:
 def test_a_suspect_that_fails_is_quarantined() -> None:
     driver = trains()
     broken(driver)
-    (suite,) = (each for each in driver.machine.state.commands if "n1/suite/" in each)
-    driver.answer(suite, verdict="fail", detail="wrong sums")
+    driver.answer(suite_of(driver, "n1"), verdict="fail", detail="wrong sums")
     node = driver.node("n1")
     assert node.state in (NodeState.QUARANTINED, NodeState.DRAINED)
     assert "failed its checks: wrong sums" in node.reason
     assert node.quarantine
 
 
-def test_a_suspect_that_fails_while_the_breaker_is_open_is_checked_again_later() -> None:
+def test_a_suspect_that_fails_while_the_breaker_is_open_is_quarantined_later() -> None:
     driver = trains(spares=2)
     # The one quarantine that a small fleet may have within ten minutes.
     driver.wait(Settings().standby_recheck_s + 1.0)
-    (suite,) = (each for each in driver.machine.state.commands if "n3/suite/" in each)
-    driver.answer(suite, verdict="fail")
+    driver.answer(suite_of(driver, "n3"), verdict="fail")
     driver.answer_all("n4/suite/")
     assert driver.node("n4").state is NodeState.STANDBY
     broken(driver)
-    (suite,) = (each for each in driver.machine.state.commands if "n1/suite/" in each)
-    driver.answer(suite, verdict="fail", detail="wrong sums")
+    driver.answer(suite_of(driver, "n1"), verdict="fail", detail="wrong sums")
     assert driver.node("n1").state is NodeState.VALIDATING
     driver.wait(Settings().breaker_window_s + 1.0)
-    (suite,) = (each for each in driver.machine.state.commands if "n1/suite/" in each)
-    driver.answer(suite, verdict="fail", detail="wrong sums")
     assert driver.node("n1").state in (NodeState.QUARANTINED, NodeState.DRAINED)
+    assert "wrong sums" in driver.node("n1").reason
+
+
+def test_what_came_of_a_suspects_checks_is_in_its_incident() -> None:
+    driver = trains()
+    broken(driver)
+    assert "alert" in driver.answer(suite_of(driver, "n1"), verdict="fail", detail="wrong sums")
+    assert driver.incident().findings == (("n1", "fail"),)
+    assert driver.incident().timeline[-1].detail == "n1: fail: wrong sums"
+
+
+def test_a_suspect_that_falls_silent_is_quarantined_and_not_given_up() -> None:
+    driver = trains()
+    broken(driver)
+    driver.lose("n1", gone=False)
+    assert driver.node("n1").state is NodeState.QUARANTINED
+
+
+def test_a_person_may_drain_a_suspect() -> None:
+    driver = trains()
+    broken(driver)
+    driver.send(NodeDrainRequested(node=NodeId("n1")))
+    assert driver.node("n1").state is NodeState.DRAINED
+    assert not [each for each in driver.machine.state.commands if "n1/suite/" in each]
+
+
+def test_a_node_that_has_just_come_has_no_copies_yet() -> None:
+    """Else a second swap would lose what only the suspect has in memory."""
+    driver = trains(spares=2, standby=2)
+    driver.answer_all("/suite/")
+    driver.lose("n1")
+    driver.answer_all("/stop/")
+    assert driver.job().state is JobState.STARTING
+    driver.answer_all("/start/")
+    driver.advanced(11, resumed_step=10)
+    driver.send(driver.exited(1, **ECC, completed_step=12))
+    driver.answer_all("/stop/")
+    assert driver.job().state is JobState.DIAGNOSING
+
+
+def test_a_holder_that_is_not_heard_keeps_nothing_for_sure() -> None:
+    driver = trains()
+    driver.advanced(30)
+    driver.send(NodeLate(node=NodeId("n2"), silent_s=6.0))
+    driver.send(driver.exited(0, **ECC))
+    driver.answer_all("/stop/")
+    assert driver.job().state is JobState.DIAGNOSING
+
+
+def test_a_detector_that_speaks_against_another_node_has_all_of_them_checked() -> None:
+    driver = trains()
+    driver.advanced(30)
+    driver.send(
+        ev.Detected(
+            job_id=JOB,
+            attempt=driver.attempt(),
+            cause=Cause.STRAGGLER,
+            node=NodeId("n1"),
+            rank=0,
+            detail="slow",
+            at_s=driver.now_s,
+            acts=True,
+        )
+    )
+    driver.send(driver.exited(1, **ECC))
+    driver.answer_all("/stop/")
+    assert driver.job().state is JobState.DIAGNOSING
+
+
+def test_what_a_job_has_used_is_checked_before_it_is_a_standby() -> None:
+    driver = trains()
+    driver.send(ev.JobCancelRequested(job_id=JOB))
+    driver.answer_all("/stop/")
+    assert driver.node("n1").state is NodeState.READY
+    assert driver.node("n1").checked_s is None
+
+
+def test_a_suspect_that_failed_is_checked_again_when_a_person_returns_it() -> None:
+    driver = trains()
+    broken(driver)
+    driver.answer(suite_of(driver, "n1"), verdict="fail")
+    driver.send(NodeUncordonRequested(node=NodeId("n1")))
+    assert driver.node("n1").state is NodeState.READY
+    assert suite_of(driver, "n1")
+
+
+def test_a_standby_whose_agent_was_started_anew_is_checked_again() -> None:
+    driver = trains()
+    driver.join("n3", incarnation="two")
+    assert driver.node("n3").checked_s is None
+    driver.lose("n1")
+    driver.answer_all("/stop/")
+    assert driver.job().state is JobState.PREFLIGHT
+
+
+def test_a_place_goes_to_the_standby_that_needs_no_check() -> None:
+    driver = trains(spares=2, standby=2)
+    driver.answer_all("/suite/")
+    driver.join("n3", incarnation="two")
+    driver.lose("n1")
+    driver.answer_all("/stop/")
+    assert driver.job().nodes == ("n4", "n2")
+    assert driver.job().state is JobState.STARTING
+
+
+def test_a_standby_is_ready_while_its_next_check_runs_which_ends_where_a_job_takes_it() -> None:
+    driver = trains()
+    driver.wait(Settings().standby_recheck_s + 1.0)
+    suite = suite_of(driver, "n3")
+    driver.lose("n1")
+    driver.answer_all("/stop/")
+    assert driver.job().state is JobState.STARTING
+    assert suite not in driver.machine.state.commands
+
+
+def test_a_standby_that_fails_while_the_breaker_is_open_waits_for_a_person() -> None:
+    """Else it would be checked again and again."""
+    driver = trains(spares=2, standby=2)
+    driver.answer_all("/suite/")
+    driver.wait(Settings().standby_recheck_s + 1.0)
+    for node in ("n3", "n4"):
+        driver.answer(suite_of(driver, node), verdict="fail")
+    assert driver.node("n3").state in (NodeState.QUARANTINED, NodeState.DRAINED)
+    assert driver.node("n4").cordoned
+    assert not [each for each in driver.machine.state.commands if "/suite/" in each]
 
 
 def test_without_a_copy_elsewhere_the_nodes_are_checked_first() -> None:

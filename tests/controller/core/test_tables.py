@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.core import records
+from controller.core import incident_record, records
 from controller.core.changes import CommandClosed, NodePut, StateChange
 from controller.core.codec import decode_change, encode_change
 from controller.core.edge.liveness import Limits, LivenessTable
 from controller.core.edge.progress import ProgressTable
+from controller.core.incident_record import Evidence
 from controller.core.kinds import Action, Cause, EvidenceKind, Rung
 from controller.core.node_events import NodeHeard, NodeLate, NodeLost, NodeSilent
 from controller.core.policy import decide
-from controller.core.records import Evidence
 from controller.core.states import (
     EXCLUDED,
     FREE,
@@ -98,7 +98,7 @@ def test_what_is_not_in_a_table_raises() -> None:
 _RECORDS = {
     RecordKind.JOB: records.JobRecord,
     RecordKind.NODE: records.NodeRecord,
-    RecordKind.INCIDENT: records.IncidentRecord,
+    RecordKind.INCIDENT: incident_record.IncidentRecord,
 }
 
 

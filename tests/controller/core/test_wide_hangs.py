@@ -14,8 +14,9 @@ from controller.core.codec import encode_change
 from controller.core.edge.hangs import HangTable
 from controller.core.edge.settings import JobSettings, SettingsTable
 from controller.core.hang_signs import MAX_BLAMED
+from controller.core.incident_record import Evidence
 from controller.core.kinds import Action, EvidenceKind
-from controller.core.records import Evidence, JobRecord
+from controller.core.records import JobRecord
 from controller.core.states import JobState, NodeState
 from outlast.ids import NodeId
 from outlast.layout import Layout
