@@ -20,6 +20,9 @@ from tests.web.palette import TYPE_SCALE
 WHY_NOT = "no Chromium or no playwright; `make test-web` installs them"
 # Of a page that shows something live, which is then checked.
 DEADLINE_MS = 60_000
+# Whatever a page waits for comes within a tenth of a second.
+HURRIED = """const later = window.setTimeout.bind(window);
+window.setTimeout = (work, ms, ...rest) => later(work, Math.min(ms ?? 0, 100), ...rest);"""
 _DOCUMENT = document()
 # Of all that has text of its own.
 _TYPE_SIZES = """() => [...document.querySelectorAll("body *")]

@@ -19,7 +19,7 @@ from tests.controller.processes import UP, Controller, controller
 from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.throttled import throttled
 from tests.web import pipelines
-from tests.web.browser import Answers, Visit, browser
+from tests.web.browser import HURRIED, Answers, Visit, browser
 
 # Hangs are shown here and not acted upon, so that they last until they were seen.
 SPEC = """\
@@ -43,9 +43,6 @@ data: {global_batch: 4, max_bytes: 65536}
 resources: {workers_per_node: 1, device: cpu}
 recovery: {preflight: false}
 """
-# Whatever a page waits for comes within a tenth of a second.
-HURRIED = """const later = window.setTimeout.bind(window);
-window.setTimeout = (work, ms, ...rest) => later(work, Math.min(ms ?? 0, 100), ...rest);"""
 SUMMED = ("step_s", "bubble_s")
 PAGES = (
     "/jobs",

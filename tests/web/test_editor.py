@@ -5,17 +5,15 @@ The page's own scripts run in the browser, with the schema of specs; no controll
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from controller.web.pages import FOLDER
 from outlast.spec import JobSpec
+from tests.web.alone import HOST, Refusal, called, serve
 from tests.web.browser import browser
 
-HOST = "http://page.test"
 SPEC = """\
 name: my-job # a: comment
 steps: 200
@@ -50,21 +48,18 @@ def chromium() -> Iterator[Any]:
 def page(chromium: Any) -> Iterator[Any]:
     """A page that has the scripts of ours, and answers of a controller that takes every spec."""
     opened = chromium.new_page()
-    serve(opened, JobSpec.model_json_schema())
+    serve(opened, answers_of(JobSpec.model_json_schema()))
     opened.goto(f"{HOST}/submit")
     yield opened
     opened.close()
 
 
-def serve(opened: Any, schema: Any) -> None:
-    """Answer what the page asks for; without a schema that one request fails."""
-    kinds = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-    answers = {
-        "spec-schema": schema,
-        "about": {"version": "0", "term": 1, "read_only": ""},
-        "whoami": {"name": "", "role": "admin", "asked": False},
+def answers_of(schema: Any) -> dict[str, Any]:
+    """Of a controller; without a schema that one request fails."""
+    return {
+        "spec-schema": schema or Refusal(503),
         "plan": {"plan": None, "reason": "it is a test", "devices": []},
-        "check": {
+        "jobs/check": {
             "connected": 1,
             "fitting": 1,
             "needed": 1,
@@ -74,29 +69,6 @@ def serve(opened: Any, schema: Any) -> None:
             "problems": [],
         },
     }
-
-    def answer(route: Any) -> None:
-        path = route.request.url.removeprefix(HOST)
-        file = FOLDER / path.removeprefix("/page/")
-        if path.startswith("/page/"):
-            route.fulfill(body=file.read_bytes(), content_type=kinds[file.suffix])
-        elif path.startswith("/api/"):
-            found = answers[path.rpartition("/")[2]]
-            status = 200 if found is not None else 503
-            route.fulfill(status=status, content_type="application/json", body=json.dumps(found))
-        else:
-            html = (FOLDER / "index.html").read_bytes()
-            route.fulfill(body=html, content_type="text/html")
-
-    opened.route(f"{HOST}/**", answer)
-
-
-def called(page: Any, module: str, function: str, *arguments: Any) -> Any:
-    script = f"""async (given) => {{
-      const {{ {function} }} = await import("/page/{module}.js");
-      return {function}(...given);
-    }}"""
-    return page.evaluate(script, list(arguments))
 
 
 def fields_of(page: Any, text: str) -> list[str]:
@@ -226,7 +198,7 @@ def test_names_and_values_are_completed_with_the_keyboard(page: Any) -> None:
 
 def test_without_the_schema_a_spec_is_written_and_checked(chromium: Any) -> None:
     opened = chromium.new_page()
-    serve(opened, None)
+    serve(opened, answers_of(None))
     opened.goto(f"{HOST}/submit")
     opened.get_by_text("No hints: the schema of specs did not load.").wait_for()
     opened.get_by_label("Job spec").fill("name: a")
