@@ -35,6 +35,7 @@ from controller.web.plans import ASSUMED, Plans
 from controller.web.profiles import PEER, profile
 from controller.web.routes import CALLS, ROOT, Call, method
 from controller.web.streams import Event, Streams
+from controller.web.whole_characters import with_whole_characters
 from outlast.blackbox import NUM_STEP_RECORDS
 from outlast.problems import SpecError
 from outlast.spec import JobSpec
@@ -243,15 +244,13 @@ class Api:
 
     async def _logs(self, request: Request) -> Response:
         asked = _logs_request(request, follow=False)
-        chunks = [
-            as_json(chunk) async for chunk in self._gateway.stream(method("Jobs/Logs"), asked)
-        ]
-        return JSONResponse({"chunks": chunks})
+        found = with_whole_characters(self._gateway.stream(method("Jobs/Logs"), asked))
+        return JSONResponse({"chunks": [as_json(chunk) async for chunk in found]})
 
     async def _follow_logs(self, request: Request) -> Response:
         asked = _logs_request(request, follow=True)
         await self._gateway.call(method("Jobs/GetJob"), jobs_pb2.GetJobRequest(job_id=asked.job_id))
-        messages = self._gateway.stream(method("Jobs/Logs"), asked)
+        messages = with_whole_characters(self._gateway.stream(method("Jobs/Logs"), asked))
         return self.streams.answer(messages, lambda chunk: iter([("chunk", as_json(chunk))]))
 
     async def _follow_run(self, request: Request) -> Response:

@@ -80,6 +80,8 @@ class FakeAgent:
         self.digest = "right"
         self.bandwidths: dict[str, float] = {}
         self.logs = b""
+        # Behind which it cuts its logs into two chunks; 0 for one.
+        self.logs_cut_at = 0
         self.log_queries: list[agents_pb2.LogQuery] = []
         # host:port of a metrics page that it claims to serve.
         self.metrics_address = ""
@@ -340,11 +342,13 @@ class FakeAgent:
         )
 
     async def _answer_logs(self, query: agents_pb2.LogQuery) -> None:
+        cut = self.logs_cut_at
         for rank in self.running or {0: None}:
-            chunk = agents_pb2.LogChunk(
-                query_id=query.query_id, rank=rank, attempt=1, data=self.logs, is_selected=True
-            )
-            await self._write(agents_pb2.AgentMessage(log_chunk=chunk))
+            for data in (self.logs[:cut], self.logs[cut:]) if cut else (self.logs,):
+                chunk = agents_pb2.LogChunk(
+                    query_id=query.query_id, rank=rank, attempt=1, data=data, is_selected=True
+                )
+                await self._write(agents_pb2.AgentMessage(log_chunk=chunk))
         if not query.follow:
             end = agents_pb2.LogChunk(query_id=query.query_id, end=True)
             await self._write(agents_pb2.AgentMessage(log_chunk=end))

@@ -205,6 +205,15 @@ def test_logs_are_text(tmp_path: Path) -> None:
         bench.agents[0].logs = b"caf\xc3\xa9 \xff\n"
         chunks = (await got(client, f"/jobs/{job_id}/logs", rank=0))["chunks"]
         assert [chunk["text"] for chunk in chunks if chunk["text"]] == ["café \ufffd\n"]
+        # A character of which each of two chunks has a part, in both answers.
+        bench.agents[0].logs_cut_at = 4
+        chunks = (await got(client, f"/jobs/{job_id}/logs", rank=0))["chunks"]
+        assert [chunk["text"] for chunk in chunks if chunk["text"]] == ["caf", "é �\n"]
+        path = f"/api/v1/jobs/{job_id}/logs/events"
+        async with client.stream("GET", path, params={"rank": 0}) as stream:
+            events = read_events(stream)
+            texts = [(await anext(events))[1]["text"] for _ in range(2)]
+        assert texts == ["caf", "é �\n"]
         await got(client, f"/jobs/{job_id}/logs", grep="caf.", attempt="all", since_s=1.5)
         asked = bench.agents[0].log_queries[-1]
         assert (asked.grep, asked.all_attempts, asked.since_s) == ("caf.", True, 1.5)
