@@ -3,12 +3,16 @@
 
 import { follow } from "/page/api.js";
 import { moment } from "/page/format.js";
-import { Entry, Failure, html, useEffect, useRef, useState } from "/page/ui.js";
+import { Entry, Failure, html, useEffect, useLayoutEffect, useRef, useState } from "/page/ui.js";
 import { attemptsUpTo } from "/page/views/attempts.js";
 
 // Lines that are kept; older ones are at `outlast logs`.
 const MOST_LINES = 5000;
 const TAIL_BYTES = 65536;
+// A line that does not end is cut here, as `outlast logs` does.
+const MOST_CHARACTERS = 65536;
+// About two lines: who has scrolled up by less than that is still at the bottom.
+const BOTTOM_PX = 40;
 const SINCE = [["", "any time"], [600, "the last 10 minutes"], [3600, "the last hour"], [86400, "the last day"]];
 
 export function Logs({ job }) {
@@ -19,18 +23,36 @@ export function Logs({ job }) {
   </section>`;
 }
 
-/** Puts chunks of many ranks together into whole lines, each with its time and whose it is. */
-function lineMaker(isOfAll) {
-  // A rank's last line may not be whole yet.
-  const rests = new Map();
-  return (chunk) => {
-    const key = `${chunk.attempt}/${chunk.rank}`;
-    const found = ((rests.get(key) ?? "") + chunk.text).split("\n");
-    rests.set(key, found.pop());
-    const when = chunk.at_s ? `${moment(chunk.at_s)} ` : "";
-    const whose = isOfAll ? `attempt ${chunk.attempt} ${chunk.node} rank ${chunk.rank}` : `rank ${chunk.rank}`;
-    return found.map((line) => `${when}[${whose}] ${line}`);
+/**
+ * Puts chunks of many ranks together into lines, each with the time when it was begun and whose it is.
+ *
+ * `take` gives the lines that a chunk completes; `open` the last lines of ranks that have not ended: a
+ * rank that is killed, or that shows its progress, leaves one.
+ */
+export function lineMaker(isOfAll) {
+  const begun = new Map();
+  const labelled = ({ attempt, node, rank, at_s: atS }, line) => {
+    const whose = isOfAll ? `attempt ${attempt} ${node} rank ${rank}` : `rank ${rank}`;
+    return `${atS ? `${moment(atS)} ` : ""}[${whose}] ${line}`;
   };
+  const take = (chunk) => {
+    const key = `${chunk.attempt}/${chunk.rank}`;
+    const before = begun.get(key);
+    const found = ((before?.text ?? "") + chunk.text).split("\n");
+    const whole = found.map((line, index) => labelled(index === 0 && before ? before : chunk, line));
+    const rest = found.at(-1);
+    if (rest.length > MOST_CHARACTERS || rest === "") begun.delete(key);
+    else begun.set(key, { ...(found.length === 1 && before ? before : chunk), text: rest });
+    return rest.length > MOST_CHARACTERS ? whole : whole.slice(0, -1);
+  };
+  return { take, open: () => [...begun.values()].map((each) => labelled(each, each.text)) };
+}
+
+const NO_LINES = { whole: [], open: [] };
+
+/** Whether the end of a box is seen; it is, too, before there is a box. */
+function isAtBottom(box) {
+  return box === null || box.scrollHeight - box.scrollTop - box.clientHeight < BOTTOM_PX;
 }
 
 function OpenLogs({ job }) {
@@ -39,21 +61,21 @@ function OpenLogs({ job }) {
   const [since, setSince] = useState("");
   const [pattern, setPattern] = useState("");
   const [search, setSearch] = useState("");
-  const [lines, setLines] = useState([]);
+  const [{ whole, open }, setLines] = useState(NO_LINES);
   const [error, setError] = useState(null);
   const box = useRef(null);
   useEffect(() => {
-    setLines([]);
+    setLines(NO_LINES);
     setError(null);
-    let linesOf = lineMaker(attempt === "all");
-    const add = (more) => setLines((before) => [...before, ...more].slice(-MOST_LINES));
+    let lines = lineMaker(attempt === "all");
+    const add = (more) => setLines((before) => ({ whole: [...before.whole, ...more].slice(-MOST_LINES), open: lines.open() }));
     const chunk = (each) => {
-      if (!each.missing) add(linesOf(each));
+      if (!each.missing) add(lines.take(each));
       else if (each.missing.reason) add([`[${each.node}] ${each.missing.reason}`]);
     };
     const reopened = () => {
-      linesOf = lineMaker(attempt === "all");
-      setLines([]);
+      lines = lineMaker(attempt === "all");
+      setLines(NO_LINES);
       setError(null);
     };
     const failed = (answer) => {
@@ -72,12 +94,13 @@ function OpenLogs({ job }) {
     return end;
   }, [job.job_id, job.attempt, rank, attempt, since, pattern]);
   const needle = search.toLowerCase();
-  const shown = needle ? lines.filter((line) => line.toLowerCase().includes(needle)) : lines;
-  useEffect(() => {
-    const { current } = box;
-    // Who has scrolled up reads there.
-    if (current.scrollHeight - current.scrollTop - current.clientHeight < 200) current.scrollTop = current.scrollHeight;
-  }, [shown.length]);
+  const shown = [...whole, ...open].filter((line) => line.toLowerCase().includes(needle));
+  const text = shown.join("\n");
+  // Before the new lines are in: who has scrolled up reads there.
+  const wasAtBottom = isAtBottom(box.current);
+  useLayoutEffect(() => {
+    if (wasAtBottom) box.current.scrollTop = box.current.scrollHeight;
+  }, [text]);
   const none = pattern || since || search ? "No line that was read is of this kind." : "Nothing was written yet.";
   return html`<div class="head">
       <label>Rank <${Entry} type="number" min="0" max=${job.ranks - 1} placeholder="all" value=${rank} onEnter=${setRank} /></label>
@@ -95,5 +118,5 @@ function OpenLogs({ job }) {
       <span class="quiet">${shown.length} lines</span>
     </div>
     <${Failure} error=${error} />
-    <pre class="logs" ref=${box} tabindex="0" aria-label="Output of ranks">${shown.join("\n") || none}</pre>`;
+    <pre class="logs" ref=${box} tabindex="0" aria-label="Output of ranks">${text || none}</pre>`;
 }

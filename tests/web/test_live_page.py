@@ -1,0 +1,153 @@
+"""A page that stays open: logs, curves and a controller that is away, without a controller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from controller.web.columns import columns_of
+from controller.web.messages import as_json
+from outlast.v1 import common_pb2, jobs_pb2, trends_pb2
+from tests.web.alone import Answers, say, visit_alone
+from tests.web.browser import Visit, browser
+
+JOB_ID = "gpt-1"
+CURVE, EVENTS, LOGS = f"jobs/{JOB_ID}/curve", "/events", "/logs/events"
+# Charts as uPlot makes them, to be asked what they show.
+PLOTS = """let real;
+window.plots = [];
+Object.defineProperty(window, "uPlot", {
+  get: () => real,
+  set: (found) => {
+    real = new Proxy(found, { construct: (made, given) => {
+      const plot = new made(...given);
+      plots.push(plot);
+      return plot;
+    } });
+  },
+});
+window.shownSteps = () => plots.filter((each) => each.root.isConnected)
+  .map(({ scales: { x } }) => [x.min, x.max]);"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as launched:
+        yield launched
+
+
+@pytest.fixture(autouse=True)
+def closed_pages(chromium: Any) -> Iterator[None]:
+    yield
+    for context in chromium.contexts:
+        context.close()
+
+
+def report(step: int, attempt: int, loss: float = 2.0, **given: Any) -> common_pb2.StepReport:
+    return common_pb2.StepReport(
+        step=step, attempt=attempt, loss=loss, tokens=100, duration_s=0.1, at_s=1e9, **given
+    )
+
+
+def curve_of(*reports: common_pb2.StepReport) -> dict[str, Any]:
+    return {"num_steps": len(reports), "columns": columns_of(reports, 1000)}
+
+
+def answers(curve: Any, job: Any = None) -> dict[str, Any]:
+    """Of a controller that has one job."""
+    state = jobs_pb2.Job(job_id=JOB_ID, state="RUNNING", attempt=1, ranks=2, total_steps=100)
+    told = as_json(state)
+    return {
+        f"jobs/{JOB_ID}": job or {"job": told},
+        CURVE: curve,
+        "jobs": {"jobs": [told]},
+        "incidents": {"incidents": []},
+        f"jobs/{JOB_ID}/trends": as_json(trends_pb2.JobTrends(job_id=JOB_ID)),
+        f"jobs/{JOB_ID}/history": {"states": [], "checkpoints": []},
+    }
+
+
+def opened(chromium: Any, given: Answers, **options: Any) -> Visit:
+    visit = visit_alone(chromium, given, **options)
+    visit.page.add_init_script(PLOTS)
+    visit.open(f"/jobs/{JOB_ID}")
+    return visit
+
+
+def shown_losses(visit: Visit) -> dict[int, float]:
+    """What the first chart draws, by step."""
+    steps, losses = visit.page.evaluate("plots.find((each) => each.root.isConnected).data")[:2]
+    return dict(zip(steps, losses, strict=True))
+
+
+def log_chunk(text: str, rank: int = 0, **given: Any) -> dict[str, Any]:
+    chunk = jobs_pb2.LogsResponse(node="node-0", rank=rank, attempt=1, data=text.encode(), **given)
+    found: dict[str, Any] = as_json(chunk)
+    return found
+
+
+def numbered(lines: range) -> str:
+    return "".join(f"line {number}\n" for number in lines)
+
+
+@pytest.fixture
+def logs(chromium: Any) -> tuple[Visit, Any]:
+    """A job's page whose logs are shown, and their box."""
+    visit = opened(chromium, answers(curve_of()))
+    visit.page.get_by_role("button", name="Show the logs").click()
+    box = visit.page.get_by_label("Output of ranks")
+    box.wait_for()
+    return visit, box
+
+
+def distance_to_end(box: Any) -> float:
+    script = "each => each.scrollHeight - each.scrollTop - each.clientHeight"
+    return float(box.evaluate(script))
+
+
+def test_logs_are_followed_from_their_first_tail_on(logs: tuple[Visit, Any]) -> None:
+    visit, box = logs
+    say(visit, LOGS, "chunk", log_chunk(numbered(range(700))))
+    visit.shows("700 lines")
+    assert distance_to_end(box) < 2
+    say(visit, LOGS, "chunk", log_chunk(numbered(range(700, 740))))
+    visit.shows("740 lines")
+    assert distance_to_end(box) < 2
+    # Who has scrolled up reads there, and comes back by scrolling down.
+    box.evaluate("each => { each.scrollTop = 1000; }")
+    say(visit, LOGS, "chunk", log_chunk(numbered(range(740, 760))))
+    visit.shows("760 lines")
+    assert box.evaluate("each => each.scrollTop") == 1000
+    box.evaluate("each => { each.scrollTop = each.scrollHeight; }")
+    # Also when there are so many that old ones go.
+    for first in range(760, 7000, 2080):
+        say(visit, LOGS, "chunk", log_chunk(numbered(range(first, first + 2080))))
+    visit.shows("line 6999")
+    assert distance_to_end(box) < 2
+
+
+def test_a_last_line_that_has_not_ended_is_shown(logs: tuple[Visit, Any]) -> None:
+    visit, box = logs
+
+    def lines() -> list[str]:
+        return str(box.inner_text()).splitlines()
+
+    say(visit, LOGS, "chunk", log_chunk("first\nstep 1 "))
+    say(visit, LOGS, "chunk", log_chunk("killed", rank=1))
+    visit.shows("killed")
+    assert lines() == ["[rank 0] first", "[rank 0] step 1 ", "[rank 1] killed"]
+    say(visit, LOGS, "chunk", log_chunk("of 2\n"))
+    visit.shows("step 1 of 2")
+    assert lines() == ["[rank 0] first", "[rank 0] step 1 of 2", "[rank 1] killed"]
+    say(visit, LOGS, "end")
+    assert lines()[-1] == "[rank 1] killed"
+
+
+def test_a_line_that_never_ends_is_cut(logs: tuple[Visit, Any]) -> None:
+    visit, box = logs
+    say(visit, LOGS, "chunk", log_chunk("x" * 70_000))
+    say(visit, LOGS, "chunk", log_chunk("y\n"))
+    visit.shows("2 lines")
+    assert str(box.inner_text()).endswith("x\n[rank 0] y")
