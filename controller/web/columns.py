@@ -8,8 +8,10 @@ from typing import Any
 
 from controller.web.messages import as_json
 from controller.web.thinning import kept_rows
+from outlast.given_up import without_given_up
 from outlast.v1 import common_pb2
 
+_ALL = range(2**63)
 PARTS = tuple(field.name for field in common_pb2.StepSplit.DESCRIPTOR.fields)
 # Unless others are asked for: some for each pixel of a chart, and up to 150 kB compressed.
 POINTS = 1500
@@ -20,14 +22,17 @@ _PLACES = 2
 
 
 def columns_of(
-    reports: Sequence[common_pb2.StepReport], points: int
+    reports: Sequence[common_pb2.StepReport], points: int, steps: range = _ALL
 ) -> dict[str, list[float | int | None]]:
-    """Steps as columns, up to one and a half times `points` rows, and a few.
+    """Those of `steps` that were not given up as columns, up to one and a half times `points` rows,
+    and a few.
 
     They show every spike of the loss, and of the held-out loss among those that were evaluated.
     Where the time of a step went is reported once for several short ones, with the last of them:
     here all of them have it.
     """
+    # Before they are thinned, which may leave out the few steps of a new attempt.
+    reports = [each for each in without_given_up(reports) if each.step in steps]
     evaluated = [row for row, each in enumerate(reports) if each.HasField("eval_loss")]
     divided = [row for row, each in enumerate(reports) if each.HasField("split")]
     # However often it was evaluated, the answer has so many rows.

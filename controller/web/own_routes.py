@@ -208,7 +208,8 @@ OWN = (
         path="/jobs/{job_id}/curve",
         what="The curve from one step to another as columns, thinned to about `points` rows (1,500 "
         "by default, up to 20,000) that show every spike of the loss, and half as many evaluated "
-        "ones that show those of the held-out loss. Values have six significant digits. The parts "
+        "ones that show those of the held-out loss; without steps that a restart gave up and that "
+        "are not redone yet, which num_steps counts. Values have six significant digits. The parts "
         "of a step are a mean over the ranks of rank 0's node, in seconds, and null where they are "
         "not known. Held-out sets that have names have columns eval/NAME/loss besides; eval_loss "
         "is their mean.",

@@ -14,6 +14,7 @@ from outlast.cli.connect import controller_of, find_job
 from outlast.cli.errors import CliError
 from outlast.cli.folders import DEFAULT_STATE_DIR
 from outlast.cli.options import AnyJobName, Controller, Json, StateDir
+from outlast.given_up import without_given_up
 from outlast.perplexity import perplexity
 
 if TYPE_CHECKING:
@@ -56,13 +57,10 @@ def curve(
 
 
 def rows_of(reports: Sequence[StepReport]) -> list[dict[str, Any]]:
-    """The curve by step; a batch that was left out has no loss.
-
-    Steps beyond the newest one of the newest attempt were given up, and are yet to be redone.
-    """
-    newest = max(((each.attempt, each.step) for each in reports), default=(0, 0))[1]
+    """The curve by step, without steps that were given up; a batch that was left out has no
+    loss."""
     sets = _sets_of(reports)
-    return [_row(each, sets) for each in reports if each.step <= newest]
+    return [_row(each, sets) for each in without_given_up(reports)]
 
 
 def _sets_of(reports: Sequence[StepReport]) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from controller.web.columns import columns_of
 from controller.web.messages import as_json
 from outlast.v1 import common_pb2, jobs_pb2, trends_pb2
-from tests.web.alone import Answers, say, visit_alone
+from tests.web.alone import HOST, Answers, called, say, serve, visit_alone
 from tests.web.browser import Visit, browser
 
 JOB_ID = "gpt-1"
@@ -151,3 +151,27 @@ def test_a_line_that_never_ends_is_cut(logs: tuple[Visit, Any]) -> None:
     say(visit, LOGS, "chunk", log_chunk("y\n"))
     visit.shows("2 lines")
     assert str(box.inner_text()).endswith("x\n[rank 0] y")
+
+
+def test_steps_that_a_restart_gave_up_are_no_part_of_a_curve() -> None:
+    first, second = [report(step, 1) for step in (1, 2, 3)], [report(2, 2)]
+    assert columns_of([first[0], *second, first[2]], 10)["step"] == [1, 2]
+    assert columns_of([first[0], *second, first[2]], 10, range(2, 9))["step"] == [2]
+
+
+def test_steps_that_a_restart_gave_up_leave_no_mark(chromium: Any) -> None:
+    """Attempt 1 came to step 60; attempt 2 has redone five steps: only its own beginning is one."""
+    page = chromium.new_page()
+    serve(page, {})
+    page.goto(HOST)
+    first = [as_json(report(step, 1)) for step in range(1, 61)]
+    curve = called(page, "curve", "withReports", called(page, "curve", "emptyCurve"), first)
+    assert curve["step"] == [*range(1, 61)]
+    for step in range(41, 46):
+        curve = called(page, "curve", "withReports", curve, [as_json(report(step, 2))])
+    assert curve["attempt"] == [1] * 40 + [2] * 5
+    job = {"skipped": [], "chosen_starts": []}
+    marks = called(page, "curve", "marksOf", job, curve, [])
+    assert [(mark["step"], mark["text"]) for mark in marks] == [(41, "attempt 2 begins")]
+    # A report of the old attempt that comes late changes nothing.
+    assert called(page, "curve", "withReports", curve, [first[49]]) == curve

@@ -38,7 +38,18 @@ export function withReports(curve, reports) {
     for (const name of names) columns[name].splice(at, isAgain ? 1 : 0, row[name] ?? null);
     if (report.split) fillBack(columns, at);
   }
-  return thinned(columns);
+  return thinned(withoutGivenUp(columns));
+}
+
+/**
+ * The curve without the steps that a restart gave up and that are not redone yet: those behind the
+ * newest step of the newest attempt, as `outlast curve` has it.
+ */
+export function withoutGivenUp(curve) {
+  const newest = curve.attempt.reduce((most, attempt) => Math.max(most, attempt), 0);
+  const end = curve.attempt.lastIndexOf(newest) + 1;
+  if (end === curve.step.length) return curve;
+  return Object.fromEntries(Object.entries(curve).map(([name, values]) => [name, values.slice(0, end)]));
 }
 
 /** Losses of held-out sets that have names, by the names of their columns. */

@@ -2,7 +2,7 @@
 
 import { get } from "/page/api.js";
 import { Chart, MARKS } from "/page/charts.js";
-import { GROUPS, joined, marksOf, setColumns, summed } from "/page/curve.js";
+import { GROUPS, joined, marksOf, setColumns, summed, withoutGivenUp } from "/page/curve.js";
 import { count, duration, number, short } from "/page/format.js";
 import { Entry, html, Link, useMemo, usePolled, useState } from "/page/ui.js";
 
@@ -109,7 +109,7 @@ export function Curves({ job, curve, incidents, others }) {
   const found = usePolled(async () => {
     if (compared === "") return null;
     const read = await get(["jobs", compared, "curve"]);
-    return { name: compared, columns: read.columns };
+    return { name: compared, columns: withoutGivenUp(read.columns) };
   }, [compared], OTHER_S);
   // What was read last may be of the job that was chosen before.
   const other = found.value?.name === compared ? found.value.columns : null;
