@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 from controller.web.columns import columns_of
 from controller.web.messages import as_json
 from outlast.v1 import common_pb2, jobs_pb2, trends_pb2
-from tests.web.alone import HOST, Answers, called, say, serve, visit_alone
-from tests.web.browser import Visit, browser
+from tests.e2e.cluster import wait_for
+from tests.web.alone import HOST, Answers, Refusal, called, say, serve, visit_alone
+from tests.web.browser import HURRIED, Visit, browser
 
 JOB_ID = "gpt-1"
 CURVE, EVENTS, LOGS = f"jobs/{JOB_ID}/curve", "/events", "/logs/events"
@@ -153,6 +155,24 @@ def test_a_line_that_never_ends_is_cut(logs: tuple[Visit, Any]) -> None:
     assert str(box.inner_text()).endswith("x\n[rank 0] y")
 
 
+def test_steps_that_were_redone_while_nobody_looked_are_read_again(chromium: Any) -> None:
+    """The stream begins behind the last step that the page has seen."""
+    attempts = [[report(step, 1) for step in range(1, 61)]]
+    attempts.append([report(step, 2, 1.0) for step in range(41, 46)])
+    curves = iter((curve_of(*attempts[0]), curve_of(*attempts[0][:40], *attempts[1])))
+    visit = visit_alone(chromium, answers(lambda: next(curves)))
+    visit.page.add_init_script(HURRIED + PLOTS)
+    visit.open(f"/jobs/{JOB_ID}")
+    wait_for(lambda: len(shown_losses(visit)) == 60, "the curve")
+    say(visit, EVENTS, "error")
+    wait_for(lambda: shown_losses(visit).get(45) == 1.0, "the curve to be read again")
+    assert shown_losses(visit) == {step: 2.0 if step < 41 else 1.0 for step in range(1, 46)}
+    urls = visit.page.evaluate("[...streams].map((each) => each.url)")
+    assert any(url.endswith("events?after_step=60") for url in urls)
+    say(visit, EVENTS, "steps", [as_json(report(46, 2, 1.0))])
+    wait_for(lambda: shown_losses(visit).get(46) == 1.0, "the next step")
+
+
 def test_steps_that_a_restart_gave_up_are_no_part_of_a_curve() -> None:
     first, second = [report(step, 1) for step in (1, 2, 3)], [report(2, 2)]
     assert columns_of([first[0], *second, first[2]], 10)["step"] == [1, 2]
@@ -175,3 +195,33 @@ def test_steps_that_a_restart_gave_up_leave_no_mark(chromium: Any) -> None:
     assert [(mark["step"], mark["text"]) for mark in marks] == [(41, "attempt 2 begins")]
     # A report of the old attempt that comes late changes nothing.
     assert called(page, "curve", "withReports", curve, [first[49]]) == curve
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_a_page_that_opens_while_the_controller_is_busy_tries_again(
+    chromium: Any, status: int
+) -> None:
+    refusals = iter((Refusal(status, "it is starting"), None))
+    given = answers(curve_of(report(1, 1)))
+    known = given[f"jobs/{JOB_ID}"]
+    given[f"jobs/{JOB_ID}"] = lambda: next(refusals, None) or known
+    visit = visit_alone(chromium, given)
+    visit.page.add_init_script(HURRIED)
+    visit.open(f"/jobs/{JOB_ID}")
+    visit.page.get_by_role("button", name="Show the logs").wait_for()
+    assert visit.foreign == []
+
+
+def test_a_page_waits_as_long_as_it_is_told_to(chromium: Any) -> None:
+    times: list[float] = []
+    given = answers(curve_of())
+    known = given[f"jobs/{JOB_ID}"]
+
+    def once_refused() -> Any:
+        times.append(time.monotonic())
+        return known if len(times) > 1 else Refusal(503, headers={"Retry-After": "3"})
+
+    visit = opened(chromium, given | {f"jobs/{JOB_ID}": once_refused})
+    visit.shows("it is a test")
+    visit.page.get_by_role("button", name="Show the logs").wait_for()
+    assert times[1] - times[0] >= 3

@@ -4,12 +4,22 @@ const ROOT = "/api/v1";
 
 /** What the controller answers instead of what was asked for. */
 export class ApiError extends Error {
-  constructor(status, error) {
+  constructor(status, error, retryAfterS = 0) {
     super(error.message);
     this.status = status;
     this.reason = error.reason;
     this.fields = error.fields ?? [];
+    this.retryAfterS = retryAfterS;
   }
+}
+
+// The controller is busy, is starting, or did not answer what stands before it in time.
+const PASSING = [429, 502, 503, 504];
+
+/** After how long to ask again what has failed; null where another answer is not to be expected. */
+export function retryMs(failure) {
+  if (!(failure instanceof ApiError)) return RETRY_MS;
+  return PASSING.includes(failure.status) ? Math.max(RETRY_MS, 1000 * failure.retryAfterS) : null;
 }
 
 async function answered(response) {
@@ -22,7 +32,8 @@ async function answered(response) {
   if (response.status === 401) dispatchEvent(new Event("outlast-asked-for-token"));
   if (!response.ok || body === null) {
     const message = `${response.status} ${response.statusText}`;
-    throw new ApiError(response.status, body?.error ?? { message });
+    const retryAfterS = Number.parseFloat(response.headers.get("Retry-After")) || 0;
+    throw new ApiError(response.status, body?.error ?? { message }, retryAfterS);
   }
   return body;
 }

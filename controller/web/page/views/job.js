@@ -1,7 +1,7 @@
 // One job: what it does and why, its curves, faults, time, logs and spec.
 
-import { ApiError, follow, get, post, RETRY_MS } from "/page/api.js";
-import { emptyCurve, withReports } from "/page/curve.js";
+import { follow, get, post, retryMs } from "/page/api.js";
+import { emptyCurve, withoutGivenUp, withReports } from "/page/curve.js";
 import {
   ago, bytes, count, duration, ENDED, hfu, mfu, moment, number, percent, short, words,
 } from "/page/format.js";
@@ -31,29 +31,46 @@ function useJob(name) {
     let end = () => {};
     let isOver = false;
     let timer = 0;
+    let last = 0;
+    // While the curve is read, with the reports that have come since that began.
+    let reading = { reports: [] };
+    const again = (work, failure) => {
+      const ms = retryMs(failure);
+      if (ms !== null) timer = setTimeout(work, ms);
+    };
+    const handlers = {
+      // A brief one lacks what has not changed.
+      job: (next) => setJob((before) => ({ ...next, nodes: next.nodes ?? before.nodes, spec: next.spec ?? before.spec })),
+      steps: (reports) => {
+        last = Math.max(last, ...reports.map((report) => report.step));
+        reading.reports.push(...reports);
+        setCurve((before) => withReports(before, reports));
+      },
+    };
+    // A stream begins behind the last step: steps before it may have been redone while there was none.
+    const readAgain = async () => {
+      clearTimeout(timer);
+      const mine = (reading = { reports: [] });
+      try {
+        const { columns } = await get(["jobs", name, "curve"]);
+        if (!isOver && mine === reading) setCurve(withReports(withoutGivenUp(columns), mine.reports));
+      } catch (failure) {
+        if (!isOver && mine === reading) again(readAgain, failure);
+      }
+    };
     const begin = async () => {
       try {
-        const [found, read] = await Promise.all([get(["jobs", name]), get(["jobs", name, "curve"])]);
+        const [found, { columns }] = await Promise.all([get(["jobs", name]), get(["jobs", name, "curve"])]);
         if (isOver) return;
         setError(null);
         setJob(found.job);
-        setCurve(read.columns);
-        let last = read.columns.step.at(-1) ?? 0;
-        const handlers = {
-          // A brief one lacks what has not changed.
-          job: (next) => setJob((before) => ({ ...next, nodes: next.nodes ?? before.nodes, spec: next.spec ?? before.spec })),
-          steps: (reports) => {
-            last = Math.max(last, ...reports.map((report) => report.step));
-            setCurve((before) => withReports(before, reports));
-          },
-        };
-        const query = () => ({ after_step: last });
-        end = follow(["jobs", name, "events"], query, handlers, { connected: setLive });
+        setCurve(withoutGivenUp(columns));
+        last = columns.step.at(-1) ?? 0;
+        end = follow(["jobs", name, "events"], () => ({ after_step: last }), handlers, { connected: setLive, reopened: readAgain });
       } catch (failure) {
         if (isOver) return;
         setError(failure);
-        // An answer is one; no answer may come to be one.
-        if (!(failure instanceof ApiError)) timer = setTimeout(begin, RETRY_MS);
+        again(begin, failure);
       }
     };
     begin();
