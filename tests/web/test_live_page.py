@@ -225,3 +225,12 @@ def test_a_page_waits_as_long_as_it_is_told_to(chromium: Any) -> None:
     visit.shows("it is a test")
     visit.page.get_by_role("button", name="Show the logs").wait_for()
     assert times[1] - times[0] >= 3
+
+
+def test_a_path_that_is_no_text_is_not_found(chromium: Any) -> None:
+    visit = visit_alone(chromium, {})
+    visit.open("/jobs/%E0%A4%A")
+    visit.page.get_by_role("heading", name="Not found").wait_for()
+    visit.shows("There is no page /jobs/%E0%A4%A.")
+    wait_for(lambda: visit.page.title() == "Not found · Outlast", "the title")
+    visit.is_fit_for_all()

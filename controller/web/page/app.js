@@ -65,6 +65,21 @@ function Caller() {
     <button class="theme" onClick=${leave}>Log out</button></span>`;
 }
 
+/** What shows a path, with the name in it; undefined where nothing does. */
+function viewOf(path) {
+  for (const [pattern, view, title] of VIEWS) {
+    const match = path.match(pattern);
+    if (!match) continue;
+    try {
+      return { view, title, name: match[1] && decodeURIComponent(match[1]), groups: match.groups ?? {} };
+    } catch {
+      // What is escaped in it is no text.
+      return undefined;
+    }
+  }
+  return undefined;
+}
+
 function App() {
   const [path, setPath] = useState(location.pathname);
   const [isAsked, setAsked] = useState(false);
@@ -85,12 +100,9 @@ function App() {
       removeEventListener("outlast-navigated", moved);
     };
   }, []);
-  const found = VIEWS.map(([pattern, view, title]) => [path.match(pattern), view, title]).find(
-    ([match]) => match,
-  );
-  const name = found?.[0][1] && decodeURIComponent(found[0][1]);
+  const found = viewOf(path);
   useEffect(() => {
-    document.title = `${isAsked ? "Log in" : name ?? found?.[2] ?? "Not found"} · Outlast`;
+    document.title = `${isAsked ? "Log in" : found?.name ?? found?.title ?? "Not found"} · Outlast`;
   }, [path, isAsked]);
   if (isAsked) return html`<main id="main"><${LoginView} onDone=${() => setAsked(false)} /></main>`;
   return html`<a class="skip" href="#main">To the content</a>
@@ -110,7 +122,7 @@ function App() {
     <${Controller} />
     <main id="main" tabindex="-1">
       ${found
-        ? html`<${found[1]} key=${path} name=${name} ...${found[0].groups ?? {}} />`
+        ? html`<${found.view} key=${path} name=${found.name} ...${found.groups} />`
         : html`<h1>Not found</h1><p>There is no page ${path}.</p>`}
     </main>`;
 }
