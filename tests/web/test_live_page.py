@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -197,6 +198,48 @@ def test_steps_that_a_restart_gave_up_leave_no_mark(chromium: Any) -> None:
     assert called(page, "curve", "withReports", curve, [first[49]]) == curve
 
 
+def shows_steps(visit: Visit, first: int, last: int) -> None:
+    """All charts show them, and say so."""
+    visit.page.get_by_role(
+        "img", name=re.compile(f"^Loss over steps {first} to {last};")
+    ).wait_for()
+    wait_for(
+        lambda: {tuple(each) for each in visit.page.evaluate("shownSteps()")} == {(first, last)},
+        f"all charts to show steps {first} to {last}",
+    )
+
+
+def test_a_zoom_outlasts_themes_and_what_comes(chromium: Any) -> None:
+    visit = opened(chromium, answers(curve_of(*(report(step, 1) for step in range(1, 61)))))
+    for label, step in (("From step", 20), ("to step", 30)):
+        visit.page.get_by_label(label).fill(str(step))
+        visit.page.keyboard.press("Enter")
+    shows_steps(visit, 20, 30)
+    visit.page.get_by_role("button", name=re.compile("^Theme")).click()
+    shows_steps(visit, 20, 30)
+    # A step of another attempt brings a mark in the same render.
+    say(visit, EVENTS, "steps", [as_json(report(61, 2))])
+    visit.page.locator("summary", has_text="1 marks").wait_for()
+    shows_steps(visit, 20, 30)
+    # The mouse chooses others, for all charts and the fields, too.
+    chart = visit.page.locator("figure.chart .u-over").first
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    visit.page.mouse.move(box["x"] + box["width"] * 0.22, box["y"] + 50)
+    visit.page.mouse.down()
+    visit.page.mouse.move(box["x"] + box["width"] * 0.51, box["y"] + 60, steps=4)
+    visit.page.mouse.up()
+    shows_steps(visit, 22, 26)
+    assert visit.page.get_by_label("From step").input_value() == "22"
+    chart.dblclick()
+    everything = {(1, 61)}
+    wait_for(
+        lambda: {tuple(each) for each in visit.page.evaluate("shownSteps()")} == everything,
+        "all steps",
+    )
+    assert (visit.complaints, visit.foreign) == ([], [])
+
+
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_a_page_that_opens_while_the_controller_is_busy_tries_again(
     chromium: Any, status: int
@@ -234,3 +277,24 @@ def test_a_path_that_is_no_text_is_not_found(chromium: Any) -> None:
     visit.shows("There is no page /jobs/%E0%A4%A.")
     wait_for(lambda: visit.page.title() == "Not found · Outlast", "the title")
     visit.is_fit_for_all()
+
+
+def test_no_two_series_of_a_chart_look_alike(chromium: Any) -> None:
+    sets = {f"set {number}": 2.0 for number in range(30)}
+    reports = [report(step, 1, eval_loss=2.0, eval_losses=sets) for step in (1, 2)]
+    visit = opened(chromium, answers(curve_of(*reports)))
+    legend = visit.page.locator("figure.chart").first.locator(".u-series")
+    wait_for(lambda: legend.count() == 33, "a series for each set")
+    looks = visit.page.evaluate(
+        """plots.find((each) => each.root.isConnected).series.slice(1)
+             .map((each) => [each._stroke, each.dash, each.width > 0].join(" "))"""
+    )
+    # The loss itself is a line, and the first sets are dots.
+    assert len(set(looks)) == 32
+    markers = legend.locator(".u-marker").evaluate_all(
+        "all => all.slice(1).map((each) => each.style.border || each.style.background)"
+    )
+    assert len(markers) == 32
+    series = [{"label": str(number)} for number in range(32)]
+    found = called(visit.page, "charts", "looksOf", series)
+    assert len({(look["color"], str(look["dash"]), look["border"]) for look in found}) == 32

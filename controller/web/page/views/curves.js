@@ -72,18 +72,25 @@ function partsOf(curves) {
   return { series: groups.map((each) => each.series), data: joined(groups.map((each) => each.values)) };
 }
 
-/** Steps to zoom to, for those who have no mouse. */
-function Zoom({ steps, range, setRange }) {
-  const [first, last] = [steps[0] ?? 0, steps.at(-1) ?? 0];
+/** The range as far as there are steps; null for all of them. */
+function rangeWithin(steps, range) {
+  if (range === null || steps.length === 0) return null;
+  const [first, last] = range.map((step) => Math.min(steps.at(-1), Math.max(steps[0], step)));
+  return first < last ? [first, last] : null;
+}
+
+/** The steps that are shown, and others to zoom to for those who have no mouse. */
+function Zoom({ steps, range, zoomed }) {
   const entered = (at) => (text) => {
+    const [first, last] = [steps[0] ?? 0, steps.at(-1) ?? 0];
     const next = [...(range ?? [first, last])];
-    next[at] = Math.min(last, Math.max(first, Number.parseInt(text, 10) || (at === 0 ? first : last)));
-    setRange(next[0] < next[1] ? next : null);
+    next[at] = Number.parseInt(text, 10) || (at === 0 ? first : last);
+    zoomed(next);
   };
   return html`<span>
     <label>From step <${Entry} type="number" value=${range?.[0] ?? ""} onEnter=${entered(0)} /></label>
     ${" "}<label>to step <${Entry} type="number" value=${range?.[1] ?? ""} onEnter=${entered(1)} /></label>
-    ${range && html` <button onClick=${() => setRange(null)}>See all</button>`}
+    ${range && html` <button onClick=${() => zoomed(null)}>See all</button>`}
   </span>`;
 }
 
@@ -115,11 +122,13 @@ export function Curves({ job, curve, incidents, others }) {
   const other = found.value?.name === compared ? found.value.columns : null;
   const curves = { name: job.job_id, own: curve, otherName: compared, other };
   const marks = useMemo(() => marksOf(job, curve, incidents), [job, curve, incidents]);
-  const shared = { sync: job.job_id, marks, range };
   const charts = useMemo(() => ({
     loss: lossOf(curves), norm: one("grad_norm", "gradient norm", curves), speed: one("tokens_per_s", "tokens/s", curves),
     step: one("duration_s", "step time", curves), parts: partsOf(curves),
   }), [curve, other]);
+  const steps = charts.step.data[0];
+  const zoomed = (chosen) => setRange(rangeWithin(steps, chosen));
+  const shared = { sync: job.job_id, marks, range, zoomed };
   const hasParts = charts.parts.data.slice(1).some((values) => values.some((value) => value !== null));
   return html`<section aria-labelledby="curves">
     <div class="head">
@@ -129,7 +138,7 @@ export function Curves({ job, curve, incidents, others }) {
         ${others.map((each) => html`<option value=${each}>${each}</option>`)}
       </select></label>
       <label><input type="checkbox" checked=${isLog} onChange=${(event) => setLog(event.target.checked)} /> logarithmic loss</label>
-      <${Zoom} steps=${charts.step.data[0]} range=${range} setRange=${setRange} />
+      <${Zoom} steps=${steps} range=${range} zoomed=${zoomed} />
       <span class="quiet">Drag to zoom, double click to see all.</span>
       ${compared !== "" && found.error && html`<span class="quiet" role="status">${compared} cannot be read: ${found.error.message}</span>`}
     </div>
