@@ -20,6 +20,7 @@ from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.throttled import throttled
 from tests.web import pipelines
 from tests.web.browser import HURRIED, Answers, Visit, browser
+from tests.web.glow import WATCH, glowing
 
 # Hangs are shown here and not acted upon, so that they last until they were seen.
 SPEC = """\
@@ -186,6 +187,7 @@ def test_the_rank_that_holds_up_the_others_is_named(
     chromium: Any, running: Controller, job_id: str
 ) -> None:
     visit = Visit(chromium, base_of(running))
+    visit.page.add_init_script(WATCH)
     visit.open(f"/jobs/{job_id}/ranks")
     cluster = cluster_of(running)
     cluster.wait_state(job_id, "RUNNING")
@@ -194,6 +196,7 @@ def test_the_rank_that_holds_up_the_others_is_named(
     try:
         visit.shows("Rank 1 on")
         visit.shows("is stopped")
+        wait_for(lambda: len(glowing(visit)) == 1, "it alone to glow")
         canvas = visit.page.get_by_role("application")
         canvas.focus()
         canvas.press("ArrowRight")

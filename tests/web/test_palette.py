@@ -28,7 +28,7 @@ TOGETHER = {
     "parts of two steps": palette.named("views/curves.js", "GROUP_COLORS"),
     "time of a job": palette.named("views/job.js", "SECONDS"),
     "time of an incident": palette.named("views/incidents.js", "COLORS"),
-    "groups of a rank": palette.named("views/ranks.js", "AXES"),
+    "groups of a rank": palette.named("cube.js", "AXES"),
     "states": list(TONES),
 }
 STEPS = 50

@@ -1,9 +1,11 @@
 // The ranks of a job in three dimensions: planes are pipeline stages, on each data times tensor.
 
 import { get } from "/page/api.js";
+import { arrowsOf, draw, FRONT, geometry, hasOpenFault, rankAt, turned } from "/page/cube.js";
 import { ago, bytes, count, duration, words } from "/page/format.js";
-import { colorOf, heatOf, heatScale, median } from "/page/heat.js";
+import { heatOf, median } from "/page/heat.js";
 import { awaitedBy, groupOf, heldUpBy, operationInWords, waitsByOthers } from "/page/layout.js";
+import { useGestures } from "/page/gestures.js";
 import { useWidth } from "/page/plane.js";
 import { Look } from "/page/views/look.js";
 import {
@@ -14,13 +16,6 @@ import {
 const PAGE = 4096;
 // How many are asked for in a second; what is known of one comes with each heartbeat at most.
 const RANKS_PER_S = 1000;
-// Of a cell, from which its rank's number fits.
-const NUMBERED_PX = 28;
-// Who waits for whom is drawn up to so many arrows: more would hide the ranks. The chosen rank's always are.
-const MOST_ARROWS = 256;
-const HEAD_PX = 7;
-// Of the groups of the chosen rank.
-const AXES = { tp: "--teal", dp: "--rose", pp: "--ink" };
 
 const part = (name) => (rank) => rank.split?.[name] ?? null;
 const MEASURES = {
@@ -76,155 +71,14 @@ function culpritsOf(data, awaited) {
   return stopped.length > 0 ? stopped.map(({ rank }) => [rank, waiting.get(rank) ?? 0]) : held;
 }
 
-const hasOpenFault = (rank) => (rank.last_fault?.incident_state ?? "CLOSED") !== "CLOSED";
-
-/** Where each plane and cell lies, for a canvas of this width. */
-function geometry(layout, width) {
-  const slant = 0.5;
-  const across = layout.dp + slant * layout.tp;
-  const cell = Math.max(3, Math.min(84, (width - 60) / across));
-  const depth = Math.max(3, cell * 0.6);
-  const gap = depth * layout.tp + Math.max(26, cell);
-  const corner = (pp, dp, tp) => [50 + dp * cell + tp * cell * slant, 14 + pp * gap + depth * (layout.tp - tp)];
-  return { cell, depth, slant, corner, height: 14 + gap * layout.pp + 10 };
-}
-
-function cellPath(ctx, shape, rank, inset) {
-  const { corner, cell, depth, slant } = shape;
-  const [x, y] = corner(rank.pp, rank.dp, rank.tp);
-  const lean = cell * slant;
-  ctx.beginPath();
-  ctx.moveTo(x + inset, y - inset);
-  ctx.lineTo(x + cell - inset, y - inset);
-  ctx.lineTo(x + cell + lean - inset, y - depth + inset);
-  ctx.lineTo(x + lean + inset, y - depth + inset);
-  ctx.closePath();
-}
-
-/** From each rank that waits to those that it waits for; of many only those of the chosen one. */
-function arrowsOf(awaited, chosen) {
-  const all = [...awaited].flatMap(([rank, others]) => others.map((other) => [rank, other]));
-  return all.length <= MOST_ARROWS ? all : all.filter((ends) => ends.includes(chosen));
-}
-
-function drawArrow(ctx, [fromX, fromY], [toX, toY]) {
-  const length = Math.hypot(toX - fromX, toY - fromY);
-  if (length === 0) return;
-  const [alongX, alongY] = [(toX - fromX) / length, (toY - fromY) / length];
-  // Beside the straight line, so that two that wait for each other have two arrows.
-  const [bendX, bendY] = [(fromX + toX) / 2 - alongY * length * 0.1, (fromY + toY) / 2 + alongX * length * 0.1];
-  const [headX, headY] = [toX - alongX * HEAD_PX, toY - alongY * HEAD_PX];
-  ctx.beginPath();
-  ctx.moveTo(fromX, fromY);
-  ctx.quadraticCurveTo(bendX, bendY, headX, headY);
-  ctx.stroke();
-  ctx.beginPath();
-  ctx.moveTo(toX, toY);
-  ctx.lineTo(headX - (alongY * HEAD_PX) / 2, headY + (alongX * HEAD_PX) / 2);
-  ctx.lineTo(headX + (alongY * HEAD_PX) / 2, headY - (alongX * HEAD_PX) / 2);
-  ctx.fill();
-}
-
-/** A triangle in the corner of each rank that an open incident has a fault of. */
-function drawFaults(ctx, shape, ranks) {
-  ctx.fillStyle = colorOf("--bad");
-  const size = Math.max(3, Math.min(12, shape.depth / 2));
-  for (const rank of ranks) {
-    if (!hasOpenFault(rank)) continue;
-    const [x, y] = shape.corner(rank.pp, rank.dp, rank.tp);
-    ctx.beginPath();
-    ctx.moveTo(x + 2, y - 2);
-    ctx.lineTo(x + 2 + size, y - 2);
-    ctx.lineTo(x + 2 + size * shape.slant, y - 2 - size);
-    ctx.fill();
-  }
-}
-
-function drawArrows(ctx, shape, data, arrows, chosen, culprits) {
-  const center = (number) => {
-    const { pp, dp, tp } = data.ranks[number];
-    const [x, y] = shape.corner(pp, dp, tp);
-    return [x + shape.cell * (0.5 + shape.slant / 2), y - shape.depth / 2];
-  };
-  for (const [from, to] of arrows) {
-    ctx.strokeStyle = ctx.fillStyle = colorOf(culprits.includes(to) ? "--bad" : "--ink");
-    ctx.lineWidth = from === chosen || to === chosen ? 3 : 1.5;
-    drawArrow(ctx, center(from), center(to));
-  }
-}
-
-function draw(canvas, shape, data, heat, chosen, culprits, groups, arrows) {
-  const ratio = devicePixelRatio;
-  const width = canvas.clientWidth;
-  canvas.width = width * ratio;
-  canvas.height = shape.height * ratio;
-  canvas.style.height = `${shape.height}px`;
-  const ctx = canvas.getContext("2d");
-  ctx.scale(ratio, ratio);
-  const inset = shape.cell > 8 ? 1 : 0;
-  ctx.font = "12px system-ui, sans-serif";
-  ctx.textAlign = "center";
-  ctx.textBaseline = "middle";
-  const scale = heatScale();
-  for (const rank of data.ranks) {
-    cellPath(ctx, shape, rank, inset);
-    ctx.fillStyle = scale.color(heat[rank.rank]);
-    ctx.fill();
-    if (shape.cell >= NUMBERED_PX) {
-      const [x, y] = shape.corner(rank.pp, rank.dp, rank.tp);
-      ctx.fillStyle = scale.ink(heat[rank.rank]);
-      ctx.fillText(rank.rank, x + shape.cell * (0.5 + shape.slant / 2), y - shape.depth / 2);
-    }
-  }
-  for (const [name, members] of Object.entries(groups)) {
-    for (const member of members) {
-      cellPath(ctx, shape, data.ranks[member], 1);
-      // On a ground of its own: the cells have all colours of the scale.
-      for (const [color, wide] of [["--card", 5], [AXES[name], 2]]) {
-        ctx.strokeStyle = colorOf(color);
-        ctx.lineWidth = wide;
-        ctx.stroke();
-      }
-    }
-  }
-  for (const culprit of culprits) {
-    ctx.save();
-    ctx.shadowColor = ctx.strokeStyle = colorOf("--bad");
-    ctx.shadowBlur = 14;
-    ctx.lineWidth = 3;
-    cellPath(ctx, shape, data.ranks[culprit], 0);
-    ctx.stroke();
-    ctx.restore();
-  }
-  if (chosen !== null) {
-    ctx.strokeStyle = colorOf("--ink");
-    ctx.lineWidth = 3;
-    cellPath(ctx, shape, data.ranks[chosen], 0);
-    ctx.stroke();
-  }
-  drawFaults(ctx, shape, data.ranks);
-  drawArrows(ctx, shape, data, arrows, chosen, culprits);
-  ctx.fillStyle = colorOf("--quiet");
-  ctx.textAlign = "left";
-  for (let pp = 0; pp < data.pp; pp += 1) {
-    const [, y] = shape.corner(pp, 0, 0);
-    ctx.fillText(`pp ${pp}`, 4, y - shape.depth / 2);
-  }
-}
-
-/** The rank under a point, or null. */
-function rankAt(shape, data, x, y) {
-  const ctx = new OffscreenCanvas(1, 1).getContext("2d");
-  return data.ranks.find((rank) => {
-    cellPath(ctx, shape, rank, 0);
-    return ctx.isPointInPath(x, y);
-  })?.rank ?? null;
-}
-
 const STEPS = {
   ArrowRight: ["dp", 1], ArrowLeft: ["dp", -1], ArrowUp: ["tp", 1], ArrowDown: ["tp", -1],
   PageDown: ["pp", 1], PageUp: ["pp", -1],
 };
+
+// What one press of a key or of a button turns, and a pixel of a drag.
+const [TURN_DEG, DEG_PER_PX] = [15, 0.5];
+const TURNS = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 function moved(data, chosen, key) {
   const [axis, by] = STEPS[key];
@@ -236,26 +90,45 @@ function moved(data, chosen, key) {
 function Cube({ data, heat, chosen, choose, culprits, awaited }) {
   const canvas = useRef(null);
   const width = useWidth(canvas);
-  const shape = useMemo(() => geometry(data, width), [data.tp, data.pp, data.dp, width]);
+  const [view, setView] = useState(FRONT);
+  const shape = useMemo(() => geometry(data, width, view), [data.tp, data.pp, data.dp, width, view]);
   const groups = useMemo(() => {
     if (chosen === null) return {};
     return Object.fromEntries(["pp", "dp", "tp"].map((name) => [name, groupOf(data.ranks, data, chosen, name)]));
   }, [data, chosen]);
   useEffect(() => {
-    if (width > 0) draw(canvas.current, shape, data, heat, chosen, culprits, groups, arrowsOf(awaited, chosen));
+    if (width > 0) draw(canvas.current, shape, data, heat, { chosen, culprits, groups, arrows: arrowsOf(awaited, chosen) });
   }, [shape, data, heat, chosen, culprits, groups, awaited]);
-  const picked = (event) => {
-    const box = canvas.current.getBoundingClientRect();
-    choose(rankAt(shape, data, event.clientX - box.left, event.clientY - box.top));
-  };
+  const turn = (right, down) => setView((before) => turned(before, right * TURN_DEG, down * TURN_DEG));
+  const gestures = useGestures({
+    canvas,
+    seen: view,
+    moved: (before, from, to) => setView(turned(before, (to.x - from.x) * DEG_PER_PX, (to.y - from.y) * DEG_PER_PX)),
+    tapped: (event) => {
+      const box = canvas.current.getBoundingClientRect();
+      choose(rankAt(shape, data, event.clientX - box.left, event.clientY - box.top));
+    },
+  });
   const pressed = (event) => {
-    if (!(event.key in STEPS)) return;
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.shiftKey && event.key in TURNS) turn(...TURNS[event.key]);
+    else if (event.key in STEPS) choose(moved(data, chosen, event.key));
+    else if (event.key === "Home" || event.key === "0") setView(FRONT);
+    else return;
     event.preventDefault();
-    choose(moved(data, chosen, event.key));
   };
-  return html`<canvas ref=${canvas} class="cube" tabindex="0" role="application"
-    aria-label="Ranks by pipeline stage, replica and tensor shard; arrow keys and page keys choose one"
-    onClick=${picked} onKeyDown=${pressed}></canvas>`;
+  return html`<canvas ref=${canvas} class="cube" tabindex="0" role="application" aria-describedby="cube-help"
+      aria-label="Ranks by pipeline stage, replica and tensor shard, turned by ${Math.round(view.turn)}°, tilted by ${Math.round(view.tilt)}°"
+      ...${gestures} onKeyDown=${pressed}></canvas>
+    <p id="cube-help" class="quiet">Drag to turn, tap or click to choose a rank. Keys: arrows and page keys choose the next rank,
+      Shift with arrows turns, Home or 0 turns back.</p>
+    <div class="actions">
+      <button onClick=${() => turn(-1, 0)}>Turn left</button>
+      <button onClick=${() => turn(1, 0)}>Turn right</button>
+      <button onClick=${() => turn(0, -1)}>Tilt back</button>
+      <button onClick=${() => turn(0, 1)}>Tilt forward</button>
+      <button onClick=${() => setView(FRONT)}>Front view</button>
+    </div>`;
 }
 
 function Chosen({ data, rank, waits, values, measure, choose }) {
