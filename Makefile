@@ -83,7 +83,8 @@ test-web: $(STAMP)
 	tests/web/install.sh $(BIN)/pip
 	$(BIN)/pytest -n 2 --dist loadfile $(IN_BROWSER)
 
-# The pictures of the page in docs/; make screenshots ARGS=FOLDER: all of them, elsewhere
+# Every page in two sizes and both themes, in build/pictures, and those of the docs in docs/pictures;
+# make screenshots ARGS=FOLDER: all of them there, and none in docs/
 screenshots: $(STAMP)
 	tests/web/install.sh $(BIN)/pip
 	$(BIN)/python -m tests.web.screenshots $(ARGS)

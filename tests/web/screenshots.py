@@ -1,14 +1,16 @@
 """Pictures of the page: of a job that has survived a fault and of one that hangs, of a pipeline
 with a bubble and of one with a slow link.
 
-    python -m tests.web.screenshots [FOLDER]   every page in two sizes and both themes
+    python -m tests.web.screenshots [FOLDER]
 
-Without a folder, those that the documentation shows, into `docs/pictures`.
+Every page in two sizes and both themes, into the folder. Without one they are in `build/pictures`,
+and those that the documentation shows are copied to `docs/pictures`.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -16,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tests.controller.access.certificates import tokens_file
 from tests.controller.processes import ROOT, UP, Controller, controller
@@ -40,16 +44,23 @@ SPEC: dict[str, Any] = {
 }
 SIZES = {"wide": (1280, 860), "phone": (390, 844)}
 THEMES = ("light", "dark")
-SHOWN = {
-    ("job", "wide", "light"),
-    ("ranks", "wide", "dark"),
-    ("incident", "wide", "light"),
-    ("heat-map", "wide", "light"),
-    ("timeline", "wide", "light"),
-    ("bubble", "wide", "light"),
-    ("slow-link", "wide", "light"),
-    ("login", "wide", "light"),
-}
+BUILT, DOCS = ROOT / "build" / "pictures", ROOT / "docs" / "pictures"
+# Of the documentation.
+SHOWN = (
+    "page-jobs-wide-light.png",
+    "page-job-wide-light.png",
+    "page-ranks-wide-dark.png",
+    "page-ranks-phone-dark.png",
+    "page-nodes-wide-light.png",
+    "page-node-wide-light.png",
+    "page-incident-wide-light.png",
+    "page-submit-wide-light.png",
+    "page-heat-map-wide-light.png",
+    "page-timeline-wide-light.png",
+    "page-bubble-wide-light.png",
+    "page-slow-link-wide-light.png",
+    "page-login-wide-light.png",
+)
 # As many as any of these jobs has.
 NUM_RANKS = 8
 FAULT_STEP, LAST_STEP = 60, 120
@@ -63,14 +74,11 @@ class Camera:
     chromium: Any
     base: str
     folder: Path
-    wanted: set[tuple[str, str, str]] | None
 
     def take(self, name: str, path: str, prepare: Callable[[Visit], None] | None = None) -> None:
-        """One page, in the sizes and themes that are wanted."""
+        """One page in every size and theme."""
         for size, (width, height) in SIZES.items():
             for theme in THEMES:
-                if self.wanted is not None and (name, size, theme) not in self.wanted:
-                    continue
                 viewport = {"width": width, "height": height}
                 visit = Visit(self.chromium, self.base, viewport=viewport, color_scheme=theme)
                 visit.open(path)
@@ -86,28 +94,37 @@ class Camera:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "pictures"
-    wanted = SHOWN if len(sys.argv) == 1 else None
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else BUILT
     folder.mkdir(parents=True, exist_ok=True)
+    _take_all(folder)
+    if folder != BUILT:
+        return
+    for name in SHOWN:
+        # One that could not be taken here stays as it is there.
+        if (folder / name).exists():
+            shutil.copyfile(folder / name, DOCS / name)
+
+
+def _take_all(folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="outlast-page-") as name:
         state = Path(name)
         options = ("--nodes", "4", "--standby", "1", "--workers-per-node", "2")
         with browser() as chromium:
             with controller(state / "state", *options, program=UP) as running:
-                camera = Camera(chromium, f"http://{running.http}", folder, wanted)
+                camera = Camera(chromium, f"http://{running.http}", folder)
                 _take_job(camera, running)
                 _take_bubble(camera, running)
             tokens = state / "tokens.yaml"
             tokens_file(tokens)
             with controller(state / "asks", "--tokens-file", str(tokens)) as running:
-                Camera(chromium, f"http://{running.http}", folder, wanted).take("login", "/jobs")
+                Camera(chromium, f"http://{running.http}", folder).take("login", "/jobs")
         if reason := why_not():
             print(f"no picture of a slow link: {reason}")
             return
         place = state / "fleet"
         place.mkdir()
         with slow_link(place) as (fleet, job_id), browser(fleet.in_hub) as chromium:
-            camera = Camera(chromium, f"http://{HTTP}", folder, wanted)
+            camera = Camera(chromium, f"http://{HTTP}", folder)
             camera.take(
                 "slow-link", f"/jobs/{job_id}/timeline", lambda visit: _choose(visit, "recv")
             )
@@ -128,10 +145,10 @@ def _take_job(camera: Camera, running: Controller) -> None:
     camera.take("jobs", "/jobs")
     camera.take("job", f"/jobs/{job_id}")
     camera.take("nodes", "/nodes")
-    camera.take("node", "/nodes/node-0")
+    camera.take("node", f"/nodes/{cluster.job(job_id).nodes[1]}")
     camera.take("incidents", "/incidents")
     camera.take("incident", f"/incidents/{cluster.incidents(job_id)[-1].incident_id}")
-    camera.take("submit", "/submit")
+    camera.take("submit", "/submit", _write_spec)
     camera.take("timeline", f"/jobs/{job_id}/timeline", lambda visit: _choose(visit, "dp"))
     slow = cluster.presents(job_id, cluster.job(job_id).attempt)[5].pid
     with throttled(slow, runs_s=0.01, stands_s=0.03):
@@ -154,6 +171,14 @@ def _take_bubble(camera: Camera, running: Controller) -> None:
         job_id = client.submit(pipelines.SPEC).job_id
     cluster.wait_step(job_id, STARVED_STEPS)
     camera.take("bubble", f"/jobs/{job_id}/timeline", lambda visit: _choose(visit, "recv"))
+
+
+def _write_spec(visit: Visit) -> None:
+    """With the plan of the job that it would be."""
+    visit.page.get_by_label("Job spec").fill(yaml.safe_dump(SPEC, sort_keys=False))
+    visit.shows("The spec is right.")
+    visit.page.get_by_label("Projected on").select_option("h100")
+    visit.shows("A step on h100")
 
 
 def _choose_stopped(visit: Visit) -> None:
