@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -9,6 +10,7 @@ import grpc
 from outlast.errors import FatalError, RetryableError
 from outlast.grpc_details import details
 from outlast.problems import SpecError
+from outlast.v1.access_pb2 import LoginIssuer
 
 
 class UnavailableError(RetryableError):
@@ -22,10 +24,19 @@ class NotFoundError(FatalError):
 
 
 class RefusedError(FatalError):
-    """The controller understood and will not do it; `reason` is a constant, `code` gRPC's."""
+    """The controller understood and will not do it; `reason` is a constant, `code` gRPC's,
+    `issuers` where a caller without a token gets one."""
 
-    def __init__(self, message: str, *, reason: str, code: grpc.StatusCode) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str,
+        code: grpc.StatusCode,
+        issuers: Sequence[LoginIssuer] = (),
+    ) -> None:
         super().__init__(message)
+        self.issuers = tuple(issuers)
         self.reason = reason
         self.code = code
 
@@ -33,9 +44,9 @@ class RefusedError(FatalError):
 def explained(error: Any, address: str) -> Exception:
     """What gRPC raised, as one of ours."""
     code, message = error.code(), error.details() or ""
-    problems, reason = details(error)
-    if problems:
-        return SpecError(problems)
+    said = details(error)
+    if said.problems:
+        return SpecError(said.problems)
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         away = UnavailableError(
             f"no controller answers at {address} ({message}); "
@@ -45,4 +56,4 @@ def explained(error: Any, address: str) -> Exception:
         return away
     if code is grpc.StatusCode.NOT_FOUND:
         return NotFoundError(message)
-    return RefusedError(message or code.name, reason=reason, code=code)
+    return RefusedError(message or code.name, reason=said.reason, code=code, issuers=said.issuers)

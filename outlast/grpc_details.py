@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from outlast.problems import FieldProblem
+from outlast.v1.access_pb2 import LoginIssuer
 
 
-def details(error: grpc.RpcError) -> tuple[tuple[FieldProblem, ...], str]:
-    """Field problems and the reason out of an error's details."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Details:
+    """What a controller says besides the message."""
+
+    problems: tuple[FieldProblem, ...] = ()
+    reason: str = ""
+    issuers: tuple[LoginIssuer, ...] = ()
+    """Where a caller who is not known gets a token."""
+
+
+def details(error: grpc.RpcError) -> Details:
+    """What is in an error's details."""
     status = rpc_status.from_call(error)  # type: ignore[arg-type]  # a failed call is its error
     problems: list[FieldProblem] = []
+    issuers: list[LoginIssuer] = []
     reason = ""
     for detail in status.details if status is not None else ():
         request = error_details_pb2.BadRequest()
-        info = error_details_pb2.ErrorInfo()
+        info, issuer = error_details_pb2.ErrorInfo(), LoginIssuer()
         if detail.Unpack(request):
             problems.extend(
                 FieldProblem(field=violation.field, message=violation.description)
@@ -24,4 +38,6 @@ def details(error: grpc.RpcError) -> tuple[tuple[FieldProblem, ...], str]:
             )
         elif detail.Unpack(info):
             reason = info.reason
-    return tuple(problems), reason
+        elif detail.Unpack(issuer):
+            issuers.append(issuer)
+    return Details(problems=tuple(problems), reason=reason, issuers=tuple(issuers))

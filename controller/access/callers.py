@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from controller.access import tokens
+from controller.access.issuers import Issuer
 from controller.access.oidc import Issuers
 from controller.access.roles import NODE, ROLES, Caller
 from controller.ratelimit import RateLimitedLog
@@ -62,6 +63,11 @@ class Callers:
     def are_asked(self) -> bool:
         """Whether callers must say who they are."""
         return self.has_tokens or self.certificates
+
+    def login_issuers(self) -> tuple[Issuer, ...]:
+        """Those that a caller without a token may ask for one with `outlast login`."""
+        self._refresh()
+        return tuple(each for each in self._known.issuers if each.client_id is not None)
 
     def by_token(self, token: str) -> Caller | None:
         """Whose token this is; None when it is nobody's, or not any more."""

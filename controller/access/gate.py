@@ -20,6 +20,7 @@ from controller.access.callers import UNKNOWN_TOKEN, Callers
 from controller.access.roles import ANYBODY, Caller, Role, Rule, refusal, rule_of
 from controller.grpc_errors import Context, abort
 from outlast.channel import HEADER
+from outlast.v1.access_pb2 import LoginIssuer
 
 # From where a call came by HTTP; the gateway says so.
 FROM_HEADER = "outlast-from"
@@ -193,8 +194,21 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
                 grpc.StatusCode.UNAUTHENTICATED,
                 f"{why}; {REMEDY}",
                 reason="TOKEN_WRONG" if header else "TOKEN_MISSING",
+                details=[] if header else self._login_issuers(),
             )
         return found
+
+    def _login_issuers(self) -> list[LoginIssuer]:
+        """Where a caller gets a token, for `outlast login`."""
+        return [
+            LoginIssuer(
+                issuer=each.issuer,
+                client_id=each.client_id or "",
+                audience=each.audience,
+                scope=each.scope or "",
+            )
+            for each in self._callers.login_issuers()
+        ]
 
     async def _known_node(self, call: _Call, context: Context) -> Caller:
         """A node, by its certificate where certificates are asked for; its services look at the

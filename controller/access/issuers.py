@@ -4,9 +4,11 @@
       audience: outlast
       name: email
       roles: {ml-admins: admin, ml: submitter}
+      client_id: outlast
 
 An entry of the file of tokens. A token is a JWT, signed with a key of the issuer, for this
-audience; the claim `name` says whose it is, and the values of `role_claim` decide the role.
+audience; the claim `name` says whose it is, and the values of `role_claim` decide the role. With
+a `client_id`, `outlast login` may ask the issuer for a token as that client.
 """
 
 from __future__ import annotations
@@ -15,14 +17,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 from controller.access.roles import ROLES, Caller, Role
+from outlast.oidc.issuer import is_safe
 
-FIELDS = ("issuer", "audience", "name", "role_claim", "roles", "keys", "ca")
+FIELDS = ("issuer", "audience", "name", "role_claim", "roles", "keys", "ca", "client_id", "scope")
 NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._@]{0,63}")
 NAME_ALLOWED = "1 to 64 letters, digits and -._@, the first a letter or digit"
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Service accounts of Kubernetes, whose namespaces have no dots.
 _SERVICE_ACCOUNT = "system:serviceaccount:"
 
@@ -43,6 +44,10 @@ class Issuer:
     """A file of keys (JWKS); else they are asked for at the issuer."""
     ca: str | None = None
     """A file of the authority behind the issuer's certificate; the system's unless given."""
+    client_id: str | None = None
+    """As whom `outlast login` may ask it for a token; else people bring theirs."""
+    scope: str | None = None
+    """What it asks for, separated by spaces; else the usual scopes."""
 
     def caller(self, claims: Mapping[str, Any]) -> Caller:
         """Whom verified claims are of.
@@ -99,14 +104,9 @@ def issuer_of(given: Mapping[str, Any]) -> Issuer:
         raise ValueError("audience is missing: whom tokens are for, such as outlast")
     if not is_safe(texts["issuer"]):
         raise ValueError(f"issuer is {texts['issuer']!r}; allowed: an https:// URL")
+    if "scope" in texts and "client_id" not in texts:
+        raise ValueError("scope goes with client_id, of the client that asks for it")
     return Issuer(**texts, roles=_roles(given.get("roles")))
-
-
-def is_safe(url: str) -> bool:
-    """Whether nobody on the way can change what is read there."""
-    found = urlsplit(url)
-    is_here = found.scheme == "http" and found.hostname in _LOOPBACK
-    return bool(found.netloc) and (found.scheme == "https" or is_here)
 
 
 def _roles(given: object) -> dict[str, Role]:

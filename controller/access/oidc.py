@@ -12,15 +12,16 @@ import logging
 import ssl
 import threading
 import time
-import urllib.request
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from controller.access.issuers import Issuer, is_safe
+from controller.access.issuers import Issuer
 from controller.access.roles import Caller
 from controller.ratelimit import RateLimitedLog
 from outlast.errors import FatalError
+from outlast.oidc.http import DEADLINE_S, opener, read
+from outlast.oidc.issuer import WELL_KNOWN, is_safe
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +36,6 @@ REFRESH_S = 900.0
 LEAST_REFRESH_S = 10.0
 # What a start waits for the first keys at most.
 START_S = 5.0
-_DEADLINE_S = 10.0
-_MAX_BYTES = 1 << 20
 # Clocks differ.
 _LEEWAY_S = 30.0
 
@@ -205,7 +204,7 @@ def _keys_of(issuer: Issuer) -> Any:
     if issuer.keys is not None:
         return json.loads(Path(issuer.keys).read_bytes())
     context = ssl.create_default_context(cafile=issuer.ca)
-    about = _read(f"{issuer.issuer.rstrip('/')}/.well-known/openid-configuration", context)
+    about = _read(f"{issuer.issuer.rstrip('/')}{WELL_KNOWN}", context)
     if not isinstance(about, dict) or about.get("issuer") != issuer.issuer:
         raise ValueError("what is found there is of another issuer")
     url = about.get("jwks_uri")
@@ -215,22 +214,5 @@ def _keys_of(issuer: Issuer) -> Any:
 
 
 def _read(url: str, context: ssl.SSLContext) -> Any:
-    opener = urllib.request.build_opener(
-        urllib.request.HTTPSHandler(context=context), _NoRedirects()
-    )
-    until_s = time.monotonic() + _DEADLINE_S
-    parts: list[bytes] = []
-    with opener.open(url, timeout=_DEADLINE_S) as answer:
-        # What is there by now, as an answer may come byte by byte.
-        while part := answer.read1(_MAX_BYTES):
-            parts.append(part)
-            if sum(map(len, parts)) > _MAX_BYTES or time.monotonic() > until_s:
-                raise ValueError(f"{url} has too much, or takes longer than {_DEADLINE_S:g} s")
-    return json.loads(b"".join(parts))
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Keys are where the issuer says, and not where somebody on the way does."""
-
-    def redirect_request(self, *given: Any, **named: Any) -> None:
-        """None of them."""
+    with opener(context).open(url, timeout=DEADLINE_S) as answer:
+        return json.loads(read(answer, url))

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outlast/v1/access.proto\x12\noutlast.v1\"\x0f\n\rWhoAmIRequest\";\n\x0eWhoAmIResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05\x61sked\x18\x03 \x01(\x08\"P\n\x10ReadAuditRequest\x12\x0c\n\x04most\x18\x01 \x01(\x05\x12\x0f\n\x07since_s\x18\x02 \x01(\x01\x12\x0e\n\x06\x63\x61ller\x18\x03 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\t\"J\n\x11ReadAuditResponse\x12\'\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x16.outlast.v1.AuditEntry\x12\x0c\n\x04next\x18\x02 \x01(\t\"\x81\x01\n\nAuditEntry\x12\x0c\n\x04\x61t_s\x18\x01 \x01(\x01\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0c\n\x04peer\x18\x04 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x05 \x01(\t\x12\r\n\x05\x61\x62out\x18\x06 \x01(\t\x12\x0f\n\x07outcome\x18\x07 \x01(\t\x12\x0b\n\x03why\x18\x08 \x01(\t2\x93\x01\n\x06\x41\x63\x63\x65ss\x12?\n\x06WhoAmI\x12\x19.outlast.v1.WhoAmIRequest\x1a\x1a.outlast.v1.WhoAmIResponse\x12H\n\tReadAudit\x12\x1c.outlast.v1.ReadAuditRequest\x1a\x1d.outlast.v1.ReadAuditResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outlast/v1/access.proto\x12\noutlast.v1\"\x0f\n\rWhoAmIRequest\";\n\x0eWhoAmIResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05\x61sked\x18\x03 \x01(\x08\"Q\n\x0bLoginIssuer\x12\x0e\n\x06issuer\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x10\n\x08\x61udience\x18\x03 \x01(\t\x12\r\n\x05scope\x18\x04 \x01(\t\"P\n\x10ReadAuditRequest\x12\x0c\n\x04most\x18\x01 \x01(\x05\x12\x0f\n\x07since_s\x18\x02 \x01(\x01\x12\x0e\n\x06\x63\x61ller\x18\x03 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\t\"J\n\x11ReadAuditResponse\x12\'\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x16.outlast.v1.AuditEntry\x12\x0c\n\x04next\x18\x02 \x01(\t\"\x81\x01\n\nAuditEntry\x12\x0c\n\x04\x61t_s\x18\x01 \x01(\x01\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\t\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0c\n\x04peer\x18\x04 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x05 \x01(\t\x12\r\n\x05\x61\x62out\x18\x06 \x01(\t\x12\x0f\n\x07outcome\x18\x07 \x01(\t\x12\x0b\n\x03why\x18\x08 \x01(\t2\x93\x01\n\x06\x41\x63\x63\x65ss\x12?\n\x06WhoAmI\x12\x19.outlast.v1.WhoAmIRequest\x1a\x1a.outlast.v1.WhoAmIResponse\x12H\n\tReadAudit\x12\x1c.outlast.v1.ReadAuditRequest\x1a\x1d.outlast.v1.ReadAuditResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,12 +35,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WHOAMIREQUEST']._serialized_end=54
   _globals['_WHOAMIRESPONSE']._serialized_start=56
   _globals['_WHOAMIRESPONSE']._serialized_end=115
-  _globals['_READAUDITREQUEST']._serialized_start=117
-  _globals['_READAUDITREQUEST']._serialized_end=197
-  _globals['_READAUDITRESPONSE']._serialized_start=199
-  _globals['_READAUDITRESPONSE']._serialized_end=273
-  _globals['_AUDITENTRY']._serialized_start=276
-  _globals['_AUDITENTRY']._serialized_end=405
-  _globals['_ACCESS']._serialized_start=408
-  _globals['_ACCESS']._serialized_end=555
+  _globals['_LOGINISSUER']._serialized_start=117
+  _globals['_LOGINISSUER']._serialized_end=198
+  _globals['_READAUDITREQUEST']._serialized_start=200
+  _globals['_READAUDITREQUEST']._serialized_end=280
+  _globals['_READAUDITRESPONSE']._serialized_start=282
+  _globals['_READAUDITRESPONSE']._serialized_end=356
+  _globals['_AUDITENTRY']._serialized_start=359
+  _globals['_AUDITENTRY']._serialized_end=488
+  _globals['_ACCESS']._serialized_start=491
+  _globals['_ACCESS']._serialized_end=638
 # @@protoc_insertion_point(module_scope)

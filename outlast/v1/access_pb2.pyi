@@ -46,6 +46,37 @@ class WhoAmIResponse(google.protobuf.message.Message):
 global___WhoAmIResponse = WhoAmIResponse
 
 @typing.final
+class LoginIssuer(google.protobuf.message.Message):
+    """LoginIssuer comes in the details of the error UNAUTHENTICATED to a call without a token: who
+    issues tokens that the controller takes, to a client of which `outlast login` may ask for one.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ISSUER_FIELD_NUMBER: builtins.int
+    CLIENT_ID_FIELD_NUMBER: builtins.int
+    AUDIENCE_FIELD_NUMBER: builtins.int
+    SCOPE_FIELD_NUMBER: builtins.int
+    issuer: builtins.str
+    """The URL of an OpenID Connect issuer."""
+    client_id: builtins.str
+    audience: builtins.str
+    """What tokens must have in aud."""
+    scope: builtins.str
+    """What to ask for, separated by spaces; empty: what the client asks for by itself."""
+    def __init__(
+        self,
+        *,
+        issuer: builtins.str = ...,
+        client_id: builtins.str = ...,
+        audience: builtins.str = ...,
+        scope: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["audience", b"audience", "client_id", b"client_id", "issuer", b"issuer", "scope", b"scope"]) -> None: ...
+
+global___LoginIssuer = LoginIssuer
+
+@typing.final
 class ReadAuditRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -7,7 +7,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import jwt
 import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+from jwt.algorithms import ECAlgorithm
 
 from controller.access import oidc, tokens
 from controller.access.callers import Callers
@@ -23,64 +22,8 @@ from controller.access.issuers import Issuer, issuer_of
 from controller.access.oidc import Issuers
 from controller.access.roles import Caller, Role
 from tests.cli.running import outlast
+from tests.controller.access.provider import AUDIENCE, KIM, Provider
 from tests.e2e.cluster import wait_for
-
-AUDIENCE = "outlast"
-ROLES = {"ml": Role.SUBMITTER, "ml-admins": Role.ADMIN}
-KIM = Caller(name="kim@lab.example", role=Role.SUBMITTER)
-
-
-class Provider:
-    """An issuer: its documents by path, and the key that it signs with."""
-
-    def __init__(self) -> None:
-        documents: dict[str, tuple[int, Any]] = {}
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                status, document = documents.get(self.path, (404, {}))
-                self.send_response(status)
-                if status == 302:
-                    self.send_header("Location", document)
-                self.end_headers()
-                self.wfile.write(json.dumps(document).encode())
-
-            def log_message(self, *given: Any) -> None:
-                """Tests do not show requests."""
-
-        self.documents = documents
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        self.documents["/.well-known/openid-configuration"] = (
-            200,
-            {"issuer": self.url, "jwks_uri": f"{self.url}/keys"},
-        )
-        self.take_key("first")
-
-    def take_key(self, kid: str) -> None:
-        """Sign with another one from now on."""
-        self.kid, self.key = kid, rsa.generate_private_key(65537, 2048)
-        public = json.loads(RSAAlgorithm.to_jwk(self.key.public_key()))
-        self.documents["/keys"] = (200, {"keys": [{**public, "kid": kid, "use": "sig"}]})
-
-    def token(self, headers: dict[str, str] | None = None, **claims: Any) -> str:
-        """For an hour, unless said otherwise."""
-        named = {
-            "iss": self.url,
-            "aud": AUDIENCE,
-            "sub": "u-17",
-            "email": KIM.name,
-            "groups": ["staff", "ml"],
-            "exp": time.time() + 3600,
-        }
-        return jwt.encode(
-            {**named, **claims}, self.key, algorithm="RS256", headers=headers or {"kid": self.kid}
-        )
-
-    def issuer(self, **changes: Any) -> Issuer:
-        given = {"issuer": self.url, "audience": AUDIENCE, "name": "email", "roles": ROLES}
-        return Issuer(**{**given, **changes})
 
 
 @pytest.fixture
@@ -88,8 +31,7 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[Provider]:
     monkeypatch.setattr(oidc, "LEAST_REFRESH_S", 0.05)
     made = Provider()
     yield made
-    made.server.shutdown()
-    made.server.server_close()
+    made.close()
 
 
 @pytest.fixture
@@ -344,6 +286,8 @@ def test_issuers_stand_in_the_file_of_tokens_and_come_with_its_changes(
         ({"issuer": 7}, "issuer is 7; allowed: text"),
         ({"audience": ""}, "audience is ''; allowed: text"),
         ({"roles": {}}, "roles is no section"),
+        ({"client_id": ""}, "client_id is ''; allowed: text"),
+        ({"scope": "openid"}, "scope goes with client_id"),
         ({"roles": {"ml": "root"}}, "roles.ml is 'root'; allowed: viewer"),
         ({"rolls": {}}, "rolls is not known; allowed: issuer, audience"),
     ],
