@@ -11,10 +11,13 @@ for programs that nobody logs in:
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +26,15 @@ import yaml
 from outlast import private
 from outlast.addresses import addresses_of
 from outlast.errors import FatalError
+from outlast.oidc.issuer import OidcClient, Session
 
 ENVIRONMENT = ("OUTLAST_CA", "OUTLAST_TOKEN_FILE", "OUTLAST_TLS_DIR")
 # As cert-manager and `kubectl create secret tls` name them.
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"
 _MAX_BYTES = 1 << 20
+# Whoever has the file of logins locked asks an issuer twice at most, for 10 s each.
+_LOCK_S = 60.0
+_LOCK_LOOK_S = 0.05
 
 
 class AccessError(FatalError):
@@ -44,6 +51,8 @@ class Access:
     """PEM; the client's own, where it has one."""
     key: str = ""
     token: str = ""
+    session: Session | None = None
+    """What renews the token, where an issuer gave it."""
 
     def __post_init__(self) -> None:
         if bool(self.certificate) != bool(self.key):
@@ -75,11 +84,11 @@ def of(address: str, environment: Mapping[str, str] | None = None) -> Access:
     given = os.environ if environment is None else environment
     found = read_logins(logins_file(given)).by_address(address)
     if folder := given.get("OUTLAST_TLS_DIR"):
-        found = replace(read_tls_dir(Path(folder)), token=found.token)
+        found = replace(read_tls_dir(Path(folder)), token=found.token, session=found.session)
     if path := given.get("OUTLAST_CA"):
         found = replace(found, ca=read_text(Path(path)))
     if path := given.get("OUTLAST_TOKEN_FILE"):
-        found = replace(found, token=read_text(Path(path)).strip())
+        found = replace(found, token=read_text(Path(path)).strip(), session=None)
     return found
 
 
@@ -124,7 +133,7 @@ def noted_in(state_dir: Path) -> Login | None:
     # The file knows whether it encrypts: a login at its address may be of another controller.
     access = of(address)
     if not ca:
-        return Login(address=address, access=Access(token=access.token))
+        return Login(address=address, access=Access(token=access.token, session=access.session))
     return Login(address=address, access=replace(access, ca=ca))
 
 
@@ -151,6 +160,20 @@ def read_logins(path: Path) -> Logins:
         raise AccessError(
             f"{path} is not what `outlast login` writes ({error}); delete it and log in again"
         ) from error
+
+
+def change_logins(path: Path, change: Callable[[Logins], Logins]) -> Logins:
+    """Write the file anew with what `change` makes of it, while no other command does.
+
+    Raises:
+        AccessError: it cannot be read or written, or another command does not end.
+    """
+    with _locked(path):
+        before = read_logins(path)
+        after = change(before)
+        if after != before:
+            write_logins(path, after)
+    return after
 
 
 def write_logins(path: Path, logins: Logins) -> None:
@@ -185,14 +208,50 @@ def read_text(path: Path) -> str:
         raise AccessError(f"{path} is no text") from error
 
 
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Alone with a file, beside which the lock stays."""
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = private.open_to_append(lock)
+    except OSError as error:
+        raise AccessError(f"{lock} cannot be written: {error.strerror or error}") from error
+    with file:
+        until_s = time.monotonic() + _LOCK_S
+        while not _is_taken(file.fileno()):
+            if time.monotonic() > until_s:
+                raise AccessError(f"another command has had {lock} locked for {_LOCK_S:g} s")
+            time.sleep(_LOCK_LOOK_S)
+        yield
+
+
+def _is_taken(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def _login(given: Mapping[str, Any]) -> Login:
-    fields = {
+    texts = {
         name: str(given[name]) for name in ("ca", "certificate", "key", "token") if name in given
     }
-    return Login(address=str(given["address"]), access=Access(**fields))
+    session = _session(given["oidc"]) if "oidc" in given else None
+    return Login(address=str(given["address"]), access=Access(**texts, session=session))
 
 
-def _as_mapping(login: Login) -> dict[str, str]:
+def _session(given: Mapping[str, Any]) -> Session:
+    client = OidcClient(
+        **{each.name: str(given[each.name]) for each in fields(OidcClient) if each.name in given}
+    )
+    return Session(
+        id=str(given["id"]), client=client, refresh_token=str(given.get("refresh_token", ""))
+    )
+
+
+def _as_mapping(login: Login) -> dict[str, Any]:
     access = login.access
     shown = {
         "ca": access.ca,
@@ -200,4 +259,13 @@ def _as_mapping(login: Login) -> dict[str, str]:
         "key": access.key,
         "token": access.token,
     }
-    return {"address": login.address, **{name: value for name, value in shown.items() if value}}
+    found: dict[str, Any] = {"address": login.address, **_given(shown)}
+    if (session := access.session) is not None:
+        client = {each.name: getattr(session.client, each.name) for each in fields(OidcClient)}
+        renews = {"id": session.id, **client, "refresh_token": session.refresh_token}
+        found["oidc"] = _given(renews)
+    return found
+
+
+def _given(texts: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in texts.items() if value}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import grpc.aio
 
 from outlast.access import Access, AccessError
 from outlast.addresses import addresses_of
+from outlast.oidc.renewal import fresh
 
 # How a token travels, that of a caller and that of a node.
 HEADER = "authorization"
@@ -67,19 +69,28 @@ def _is_answered(channel: grpc.Channel) -> bool:
         channel.unsubscribe(note)
 
 
+def refuse_clear_text(address: str, access: Access) -> None:
+    """Raises:
+    AccessError: a token would travel in clear text through a network.
+    """
+    hosts = [each.rpartition(":")[0] for each in addresses_of(address)]
+    if not access.ca and not all(map(is_loopback, hosts)):
+        raise AccessError(
+            f"the token for {address} is not sent in clear text; log in with --ca, the "
+            "certificate of the controller's authority"
+        )
+
+
 def _open(address: str, access: Access) -> grpc.Channel:
+    if access.token:
+        refuse_clear_text(address, access)
     if not access.ca:
-        if access.token and not is_loopback(address.rpartition(":")[0]):
-            raise AccessError(
-                f"the token for {address} is not sent in clear text; log in with --ca, the "
-                "certificate of the controller's authority"
-            )
         return grpc.insecure_channel(address, options=_FOR_CLIENTS)
     return grpc.secure_channel(address, _credentials(access), options=_FOR_CLIENTS)
 
 
 def _with_token(channel: grpc.Channel, access: Access) -> grpc.Channel:
-    return grpc.intercept_channel(channel, _Bearer(access.token)) if access.token else channel
+    return grpc.intercept_channel(channel, _Bearer(access)) if access.token else channel
 
 
 def open_aio_channel(address: str, access: Access, options: _Options) -> grpc.aio.Channel:
@@ -126,8 +137,9 @@ class _Bearer(
 ):
     """Adds the token to each call: gRPC's own call credentials refuse to on the loopback."""
 
-    def __init__(self, token: str) -> None:
-        self._header = (HEADER, bearer(token))
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._renewing = threading.Lock()
 
     def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
         return self._continue(continuation, details, request)
@@ -139,10 +151,13 @@ class _Bearer(
         return self._continue(continuation, details, request)
 
     def _continue(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        with self._renewing:
+            self._access = fresh(self._access)
+            header = (HEADER, bearer(self._access.token))
         given = _Details(
             method=details.method,
             timeout=details.timeout,
-            metadata=[*(details.metadata or ()), self._header],
+            metadata=[*(details.metadata or ()), header],
             credentials=details.credentials,
             wait_for_ready=details.wait_for_ready,
             compression=details.compression,

@@ -94,11 +94,15 @@ class Follower:
 
     def _run(self, look: Callable[[Client], None]) -> None:
         from outlast.client import RefusedError, UnavailableError
+        from outlast.oidc.issuer import IssuerUnavailableError
 
         while not self._is_over():
             try:
                 with self._connect() as client:
                     look(client)
+            except IssuerUnavailableError as error:
+                self._put(trouble=str(error))
+                self._stopped.wait(RETRY_S)
             except UnavailableError:
                 self._put(trouble="the controller does not answer; workers train on without it")
                 self._stopped.wait(RETRY_S)

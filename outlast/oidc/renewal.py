@@ -1,0 +1,101 @@
+"""A token that has expired is renewed before a call, once, whichever command comes first.
+
+Issuers that rotate refresh tokens take each one once, and may end a login for which one comes
+twice. So the file of logins is locked meanwhile: who comes second finds the new token there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from outlast.access import Access, Login, Logins, change_logins, logins_file
+from outlast.oidc.http import Web
+from outlast.oidc.issuer import (
+    IssuerUnavailableError,
+    LoginError,
+    chosen_token,
+    expiry_of,
+    refreshing,
+    refusal_in,
+    tokens_in,
+)
+
+# Before it expires, so that it still holds when it arrives; as golang.org/x/oauth2 has it.
+_BEFORE_S = 10.0
+
+
+def fresh(access: Access, now_s: Callable[[], float] = time.time) -> Access:
+    """The same with a token that holds.
+
+    Raises:
+        LoginError: it cannot be renewed; a person must log in again.
+        IssuerUnavailableError: the issuer does not answer.
+        AccessError: the file of logins cannot be used.
+    """
+    session = access.session
+    if session is None or not _is_due(access, now_s()):
+        return access
+
+    def renewed(logins: Logins) -> Logins:
+        name, login = _found(logins, session.id, session.client.issuer)
+        if not _is_due(login.access, now_s()):
+            return logins
+        return replace(logins, by_name={**logins.by_name, name: _renewed(name, login)})
+
+    try:
+        logins = change_logins(logins_file(), renewed)
+    except IssuerUnavailableError:
+        expires_s = expiry_of(access.token)
+        if expires_s is None or now_s() >= expires_s:
+            raise
+        # It holds for seconds yet, and the next call tries again.
+        return access
+    _, login = _found(logins, session.id, session.client.issuer)
+    return replace(access, token=login.access.token, session=login.access.session)
+
+
+def _is_due(access: Access, now_s: float) -> bool:
+    expires_s = expiry_of(access.token)
+    return expires_s is None or now_s >= expires_s - _BEFORE_S
+
+
+def _found(logins: Logins, session_id: str, issuer: str) -> tuple[str, Login]:
+    for name, login in logins.by_name.items():
+        if login.access.session is not None and login.access.session.id == session_id:
+            return name, login
+    raise LoginError(
+        f"the token of {issuer} has expired, and its login is not kept any more; run "
+        "`outlast login` again"
+    )
+
+
+def _renewed(name: str, login: Login) -> Login:
+    session = login.access.session
+    assert session is not None
+    issuer, again = session.client.issuer, f"run `outlast login {name}` again"
+    if not session.refresh_token:
+        raise LoginError(
+            f"the token of {issuer} has expired, and it gave no refresh token (many do for the "
+            f"scope offline_access); {again}"
+        )
+    try:
+        web = Web(session.client.ca)
+        answer = web.post(refreshing(session, web.endpoints(issuer)))
+        if answer.is_busy:
+            raise IssuerUnavailableError(f"it answered with status {answer.status}")
+        if answer.status != 200:
+            raise LoginError(refusal_in(answer))
+        tokens = tokens_in(answer)
+        token = chosen_token(tokens, session.client)
+    except IssuerUnavailableError as error:
+        raise IssuerUnavailableError(
+            f"the token of {issuer} has expired and cannot be renewed now: {error}; try again, or "
+            f"{again}"
+        ) from error
+    except LoginError as error:
+        raise LoginError(f"the token of {issuer} is not renewed: {error}; {again}") from error
+    # Who gives no new refresh token goes on taking the one that it gave.
+    kept = replace(session, refresh_token=tokens.refresh_token or session.refresh_token)
+    return replace(login, access=replace(login.access, token=token, session=kept))

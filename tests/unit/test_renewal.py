@@ -1,0 +1,137 @@
+"""Tokens that are renewed in the file of logins, and the issuer's certificate."""
+
+from __future__ import annotations
+
+import fcntl
+import ssl
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from outlast import access as access_module
+from outlast.access import (
+    Access,
+    AccessError,
+    Login,
+    Logins,
+    change_logins,
+    logins_file,
+    read_logins,
+    write_logins,
+)
+from outlast.oidc.http import Web
+from outlast.oidc.issuer import IssuerUnavailableError, LoginError, OidcClient, Session
+from outlast.oidc.renewal import fresh
+from outlast.ports import free_port
+from tests.cli.running import outlast
+from tests.controller.access.device_issuer import CLIENT, DeviceIssuer
+
+
+@pytest.fixture
+def issuer() -> Iterator[DeviceIssuer]:
+    made = DeviceIssuer()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return logins_file()
+
+
+def kept(path: Path, issuer: DeviceIssuer) -> Access:
+    """A login of a token that has expired."""
+    issuer.current = "refresh"
+    client = OidcClient(issuer=issuer.url, client_id=CLIENT, scope="openid groups", ca="")
+    session = Session(id="s", client=client, refresh_token="refresh")
+    shown = Access(token=issuer.token(exp=1.0), session=session)
+    login = Login(address="127.0.0.1:7070", access=shown)
+    write_logins(path, Logins(current="lab", by_name={"lab": login}))
+    return shown
+
+
+def test_logins_are_read_as_they_were_written(path: Path, issuer: DeviceIssuer) -> None:
+    written = kept(path, issuer)
+    assert read_logins(path).by_name["lab"].access == written
+
+
+def test_many_calls_at_once_renew_a_token_once(path: Path, issuer: DeviceIssuer) -> None:
+    expired = kept(path, issuer)
+    barrier = threading.Barrier(8)
+
+    def renew(_: int) -> Access:
+        barrier.wait(30)
+        return fresh(expired)
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(renew, range(8)))
+    assert len(issuer.forms("refresh_token")) == 1
+    assert {each.token for each in found} == {read_logins(path).by_name["lab"].access.token}
+    assert fresh(found[0]) is found[0]
+
+
+def test_a_login_that_was_renamed_is_renewed(path: Path, issuer: DeviceIssuer) -> None:
+    expired = kept(path, issuer)
+    login = read_logins(path).by_name["lab"]
+    write_logins(path, Logins(current="", by_name={"other": login}))
+    assert fresh(expired).token == read_logins(path).by_name["other"].access.token
+
+
+def test_a_change_keeps_what_another_one_wrote(path: Path) -> None:
+    def add(name: str) -> None:
+        entry = Login(address="127.0.0.1:7070", access=Access(token=name))
+        change_logins(path, lambda now: replace(now, by_name={**now.by_name, name: entry}))
+
+    names = [f"login-{number}" for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, names))
+    assert sorted(read_logins(path).by_name) == names
+
+
+def test_a_command_that_never_ends_holds_up_no_other_for_ever(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_module, "_LOCK_S", 0.1)
+    change_logins(path, lambda now: now)
+    with path.with_name("logins.yaml.lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(AccessError, match=r"has had .*logins.yaml.lock locked for 0.1 s"):
+            change_logins(path, lambda now: now)
+
+
+def test_an_issuer_that_nobody_is_at_may_be_there_later(path: Path, issuer: DeviceIssuer) -> None:
+    expired = kept(path, issuer)
+    assert expired.session is not None
+    away = replace(expired.session.client, issuer=f"http://127.0.0.1:{free_port()}")
+    shown = replace(expired, session=replace(expired.session, client=away))
+    login = Login(address="127.0.0.1:7070", access=shown)
+    write_logins(path, Logins(current="lab", by_name={"lab": login}))
+    with pytest.raises(IssuerUnavailableError, match=r"cannot be renewed now: .*refused"):
+        fresh(shown)
+    assert read_logins(path).by_name["lab"].access == shown
+    # Until it has expired, it is used.
+    assert fresh(shown, lambda: 0.0) is shown
+
+
+def test_an_issuers_certificate_is_verified(tmp_path: Path) -> None:
+    authority, folder = str(tmp_path / "ca"), str(tmp_path / "tls")
+    assert outlast("certs", "init", authority).returncode == 0
+    assert outlast("certs", "issue", authority, folder, "--host", "a.example").returncode == 0
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "tls" / "tls.crt", tmp_path / "tls" / "tls.key")
+    encrypted = DeviceIssuer()
+    encrypted.server.socket = context.wrap_socket(encrypted.server.socket, server_side=True)
+    url = encrypted.url.replace("http:", "https:")
+    encrypted.discovery.update(issuer=url, token_endpoint=url, device_authorization_endpoint=url)
+    try:
+        with pytest.raises(LoginError, match=r"is not trusted: .*; --oidc-ca takes the authority"):
+            Web().endpoints(url)
+        ca = (tmp_path / "ca" / "ca.crt").read_text()
+        assert Web(ca).endpoints(url).token == url
+    finally:
+        encrypted.close()
