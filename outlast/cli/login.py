@@ -16,6 +16,17 @@ from outlast.cli import describe, output
 from outlast.cli.connect import controller_of
 from outlast.cli.errors import CliError, ExitCode
 from outlast.cli.folders import DEFAULT_STATE_DIR
+from outlast.cli.oidc_login import (
+    OidcAudience,
+    OidcCa,
+    OidcClientId,
+    OidcIssuer,
+    OidcScopes,
+    OidcSecretFile,
+    Wanted,
+    client_of,
+    confirmed,
+)
 from outlast.cli.options import Controller, Json, StateDir
 
 if TYPE_CHECKING:
@@ -24,6 +35,41 @@ if TYPE_CHECKING:
 
 _AUDIT_HEADER = ("WHEN", "CALLER", "FROM", "CALL", "ABOUT", "OUTCOME")
 _LOGINS_HEADER = ("", "NAME", "CONTROLLER", "ENCRYPTED", "SHOWS")
+
+
+_Address = Annotated[
+    str,
+    typer.Argument(
+        metavar="HOST:PORT|NAME",
+        help="The controller's gRPC address, or the name of a login, to log in again.",
+    ),
+]
+_Name = Annotated[
+    str, typer.Option("--name", metavar="NAME", help="What to call it; by default its host.")
+]
+_Ca = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca", metavar="FILE", help="ca.crt of the authority that signed its certificate."
+    ),
+]
+_TlsDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-dir",
+        metavar="DIR",
+        help="ca.crt, with your tls.crt and tls.key where it asks for certificates.",
+    ),
+]
+_TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        metavar="FILE",
+        help="Your token; '-' reads standard input. Without it you are asked for one, or get it "
+        "from an issuer.",
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -36,53 +82,51 @@ def register(app: typer.Typer) -> None:
 
 
 def login(
-    address: Annotated[
-        str, typer.Argument(metavar="HOST:PORT", help="The controller's gRPC address.")
-    ],
-    name: Annotated[
-        str,
-        typer.Option("--name", metavar="NAME", help="What to call it; by default its host."),
-    ] = "",
-    ca: Annotated[
-        Path | None,
-        typer.Option(
-            "--ca", metavar="FILE", help="ca.crt of the authority that signed its certificate."
-        ),
-    ] = None,
-    tls_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--tls-dir",
-            metavar="DIR",
-            help="ca.crt, with your tls.crt and tls.key where it asks for certificates.",
-        ),
-    ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--token-file",
-            metavar="FILE",
-            help="Your token; '-' reads standard input. Without it you are asked for one.",
-        ),
-    ] = None,
+    address: _Address,
+    name: _Name = "",
+    ca: _Ca = None,
+    tls_dir: _TlsDir = None,
+    token_file: _TokenFile = None,
+    oidc_issuer: OidcIssuer = "",
+    oidc_client_id: OidcClientId = "",
+    oidc_client_secret_file: OidcSecretFile = None,
+    oidc_scope: OidcScopes = [],  # noqa: B006  # typer's own way to say that it may be repeated
+    oidc_audience: OidcAudience = "",
+    oidc_ca: OidcCa = None,
 ) -> None:
     """Log in to a controller, which commands mean from then on when none is named.
 
-    Nothing is kept unless it answers. A token is kept in a file that only you can read.
+    Where the controller names an OpenID Connect issuer, or you do, you confirm a code in a
+    browser, on any device; the token is renewed before a call once it has expired. Nothing is
+    kept unless the controller answers. A token is kept in a file that only you can read.
     """
-    from outlast.access import Login, Logins, logins_file, read_logins, write_logins
+    from outlast.access import Login, Logins, change_logins, logins_file
 
+    wanted = Wanted(
+        issuer=oidc_issuer,
+        client_id=oidc_client_id,
+        secret_file=oidc_client_secret_file,
+        scopes=tuple(oidc_scope),
+        audience=oidc_audience,
+        ca_file=oidc_ca,
+    )
+    if token_file is not None and wanted.is_any:
+        raise CliError("give --token-file, or the --oidc options for a token of an issuer")
     with _explained():
-        access = _given_access(ca, tls_dir)
+        before = _known().by_name.get(address)
+        access = _given_access(ca, tls_dir, before)
         if token_file is not None:
             access = replace(access, token=_token_in(token_file))
-        found = _asked(address, access, may_ask=token_file is None)
-        access, me = found
-        path = logins_file()
-        known = read_logins(path)
-        called = name or _free_name(address, known)
-        entry = Login(address=address, access=access)
-        write_logins(path, Logins(current=called, by_name={**known.by_name, called: entry}))
+        at = before.address if before is not None else address
+        session = before.access.session if before is not None else None
+        wanted = replace(wanted, before=session.client if session is not None else None)
+        access, me = _asked(at, access, wanted, may_ask=token_file is None)
+        called = name or (address if before is not None else _free_name(at, _known()))
+        entry = Login(address=at, access=access)
+        change_logins(
+            logins_file(),
+            lambda now: Logins(current=called, by_name={**now.by_name, called: entry}),
+        )
     print(f"{called}: {_in_words(me)}")
 
 
@@ -92,17 +136,21 @@ def logout(
     ] = "",
 ) -> None:
     """Forget a login. Commands without a controller mean the one on this machine again."""
-    from outlast.access import Logins, logins_file, write_logins
+    from outlast.access import Logins, change_logins, logins_file
 
-    with _explained():
-        path, known = logins_file(), _known()
+    gone = name
+
+    def forgotten(known: Logins) -> Logins:
+        nonlocal gone
         gone = name or known.current
         if gone not in known.by_name:
             listed = ", ".join(known.by_name) or "none"
             raise CliError(f"no login {gone!r}; there are: {listed}" if gone else "no login in use")
         kept = {each: entry for each, entry in known.by_name.items() if each != gone}
-        current = "" if known.current == gone else known.current
-        write_logins(path, Logins(current=current, by_name=kept))
+        return Logins(current="" if known.current == gone else known.current, by_name=kept)
+
+    with _explained():
+        change_logins(logins_file(), forgotten)
     print(f"{gone}: forgotten")
 
 
@@ -113,16 +161,16 @@ def logins(
     json: Json = False,
 ) -> None:
     """List the controllers that you are logged in to; * is the one in use."""
-    from outlast.access import Logins, logins_file, write_logins
+    from outlast.access import change_logins, logins_file
+
+    def using(known: Logins) -> Logins:
+        if use not in known.by_name:
+            listed = ", ".join(known.by_name) or "none"
+            raise CliError(f"no login {use!r}; there are: {listed}")
+        return replace(known, current=use)
 
     with _explained():
-        known = _known()
-        if use:
-            if use not in known.by_name:
-                listed = ", ".join(known.by_name) or "none"
-                raise CliError(f"no login {use!r}; there are: {listed}")
-            known = Logins(current=use, by_name=known.by_name)
-            write_logins(logins_file(), known)
+        known = change_logins(logins_file(), using) if use else _known()
     if json:
         listed_json = [
             {"name": name, "controller": each.address, "current": name == known.current}
@@ -172,31 +220,51 @@ def audit(
     output.print_table(_AUDIT_HEADER, rows, empty="nothing was changed or refused")
 
 
-def _asked(address: str, access: Access, *, may_ask: bool) -> tuple[Access, WhoAmIResponse]:
-    """Who a controller says one is; where it wants a token, with the one that is typed."""
+def _asked(
+    address: str, access: Access, wanted: Wanted, *, may_ask: bool
+) -> tuple[Access, WhoAmIResponse]:
+    """Who a controller says one is; where it wants a token, with one of an issuer, or typed."""
     import grpc
 
-    from outlast.client import Client, RefusedError
+    from outlast.client import RefusedError
 
+    refused = None
     try:
-        with Client(address, access=access) as client:
-            return access, client.who_am_i()
+        me = _me(address, access)
+        # Where a certificate was enough, and a token of an issuer is to go before it.
+        if not (wanted.issuer and me.asked):
+            return access, me
     except RefusedError as error:
-        is_asked = error.code is grpc.StatusCode.UNAUTHENTICATED and not access.token
-        if not (is_asked and may_ask and sys.stdin.isatty()):
+        if error.code is not grpc.StatusCode.UNAUTHENTICATED or access.token:
             raise
-    access = replace(access, token=typer.prompt("Token", hide_input=True).strip())
-    with Client(address, access=access) as client:
-        return access, client.who_am_i()
+        refused = error
+    issuers = refused.issuers if refused is not None else ()
+    if (client := client_of(wanted, issuers)) is not None:
+        access = confirmed(address, access, client)
+    elif refused is not None and not (may_ask and sys.stdin.isatty()):
+        raise refused
+    else:
+        access = replace(access, token=typer.prompt("Token", hide_input=True).strip())
+    return access, _me(address, access)
 
 
-def _given_access(ca: Path | None, tls_dir: Path | None) -> Access:
+def _me(address: str, access: Access) -> WhoAmIResponse:
+    from outlast.client import Client
+
+    # A login that is only being made is in no file yet, and there is nothing to renew.
+    with Client(address, access=replace(access, session=None)) as client:
+        return client.who_am_i()
+
+
+def _given_access(ca: Path | None, tls_dir: Path | None, before: Login | None) -> Access:
     from outlast.access import Access, read_text, read_tls_dir
 
     if ca is not None and tls_dir is not None:
         raise CliError("give --ca or --tls-dir, which has its own ca.crt")
     if tls_dir is not None:
         return read_tls_dir(tls_dir)
+    if ca is None and before is not None:
+        return replace(before.access, token="", session=None)
     return Access() if ca is None else Access(ca=read_text(ca))
 
 
