@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import queue
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -23,6 +25,9 @@ from outlast.oidc.issuer import (
 )
 
 DEADLINE_S = 10.0
+# Of all of a request: names that nobody resolves and headers that come byte by byte are in no
+# timeout of a socket.
+WHOLE_S = 20.0
 _MAX_BYTES = 1 << 20
 
 
@@ -101,7 +106,7 @@ class Web:
     def _send(self, request: urllib.request.Request) -> Answer:
         url = request.full_url
         try:
-            status, body = self._exchanged(request)
+            status, body = self._in_time(request)
         except (OSError, http.client.HTTPException, ValueError) as error:
             why = getattr(error, "reason", None) or error
             if isinstance(why, ssl.SSLCertVerificationError):
@@ -121,6 +126,25 @@ class Web:
                 raise LoginError(f"{url} answered with what is no JSON object")
             document = {}
         return Answer(status=status, document=document)
+
+    def _in_time(self, request: urllib.request.Request) -> tuple[int, bytes]:
+        """In a thread, as Ctrl-C does not end a look-up of a name."""
+        came: queue.SimpleQueue[tuple[int, bytes] | Exception] = queue.SimpleQueue()
+
+        def exchange() -> None:
+            try:
+                came.put(self._exchanged(request))
+            except Exception as error:  # noqa: BLE001  # it is raised where it is waited for
+                came.put(error)
+
+        threading.Thread(target=exchange, name="issuer", daemon=True).start()
+        try:
+            found = came.get(timeout=WHOLE_S)
+        except queue.Empty:
+            raise TimeoutError(f"nothing within {WHOLE_S:g} s") from None
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def _exchanged(self, request: urllib.request.Request) -> tuple[int, bytes]:
         url = request.full_url

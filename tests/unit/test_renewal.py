@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ from outlast.access import (
     read_logins,
     write_logins,
 )
+from outlast.oidc import http
 from outlast.oidc.http import Web
 from outlast.oidc.issuer import IssuerUnavailableError, LoginError, OidcClient, Session
 from outlast.oidc.renewal import fresh
@@ -116,6 +119,29 @@ def test_an_issuer_that_nobody_is_at_may_be_there_later(path: Path, issuer: Devi
     assert read_logins(path).by_name["lab"].access == shown
     # Until it has expired, it is used.
     assert fresh(shown, lambda: 0.0) is shown
+
+
+def test_an_issuer_that_sends_headers_for_ever_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "WHOLE_S", 0.2)
+    over = threading.Event()
+
+    def drip(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\n")
+            while not over.wait(0.01):
+                connection.sendall(b"X")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=drip, args=(listening,))
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with pytest.raises(IssuerUnavailableError, match=r"does not answer: nothing within 0.2 s"):
+            Web().endpoints(url)
+        over.set()
+        thread.join(30)
 
 
 def test_an_issuers_certificate_is_verified(tmp_path: Path) -> None:
