@@ -96,6 +96,8 @@ class IncidentRecord:
 
     @property
     def is_note(self) -> bool:
-        """Whether a detector only logs it: nothing was stopped."""
+        """Whether a detector only logs it: nothing was stopped. Memory that changed by itself is
+        no guess of a detector."""
         first = self.evidence[0].kind if self.evidence else None
-        return first is EvidenceKind.DETECTED and not self.stops_job
+        is_guess = first is EvidenceKind.DETECTED and self.cause is not Cause.SILENT_CORRUPTION
+        return is_guess and not self.stops_job

@@ -104,3 +104,18 @@ def test_values_have_as_many_digits_as_a_picture_needs() -> None:
     assert (found["learning_rate"], found["tokens_per_s"]) == (1.23457e-5, 3_226_390)
     # Points in time are not rounded to hours.
     assert found["at_s"] == 1_795_780_000.12
+
+
+def test_evaluations_that_were_given_up_are_left_out_before_the_rest_is_thinned() -> None:
+    """Attempt 1 came to step 400 with an evaluation at each; attempt 2 has redone 201 to 203."""
+    reports = [
+        StepReport(step=step, tokens=1, loss=1.0, eval_loss=float(step), attempt=1)
+        for step in range(1, 401)
+    ]
+    for step in range(201, 204):
+        reports[step - 1] = StepReport(step=step, tokens=1, loss=2.0, attempt=2)
+    found = columns_of(reports, 20)
+    assert max(int(step or 0) for step in found["step"]) == 203
+    held_out = [value for value in found["eval_loss"] if value is not None]
+    assert max(held_out) == 200.0
+    assert len(found["step"]) <= 1.5 * 20 + 8

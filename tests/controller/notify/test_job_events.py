@@ -9,6 +9,7 @@ from controller.core.states import IncidentState
 from controller.notify.wording import headline
 from outlast.ids import NodeId
 from tests.controller.core.driver import JOB, Driver
+from tests.controller.core.test_corruption import damaged
 from tests.controller.core.test_detections import detected
 
 
@@ -52,6 +53,14 @@ def test_checkpoints_that_cannot_be_stored_are_an_incident_and_the_job_goes_on()
     (trouble,) = events_of(driver)
     assert (trouble.kind, trouble.step, trouble.stops_job) == (EventKind.INCIDENT, None, False)
     assert headline(trouble) == "storage, the job goes on"
+
+
+def test_memory_that_changed_by_itself_is_an_incident_and_no_note() -> None:
+    driver = Driver().running()
+    driver.send(damaged(driver))
+    (found,) = events_of(driver)
+    assert (found.kind, found.stops_job) == (EventKind.INCIDENT, False)
+    assert headline(found) == "silent corruption, the job goes on"
 
 
 def test_a_fault_in_the_start_has_no_step() -> None:
