@@ -19,7 +19,7 @@ from outlast.oidc.issuer import (
     Request,
     Tokens,
     authenticated,
-    is_safe,
+    is_safe_for,
     refusal_in,
     scope_of,
     shown,
@@ -83,7 +83,7 @@ def asking_for_code(client: OidcClient, endpoints: Endpoints) -> Request:
     return authenticated(endpoints.device, form, client, endpoints)
 
 
-def code_in(answer: Answer) -> DeviceCode:
+def code_in(answer: Answer, issuer: str) -> DeviceCode:
     """What the issuer answered to that.
 
     Raises:
@@ -92,12 +92,14 @@ def code_in(answer: Answer) -> DeviceCode:
     document = answer.document
     if answer.status != 200:
         raise LoginError(f"the issuer begins no login: {refusal_in(answer)}")
-    with_code = document.get("verification_uri_complete")
+    with_code = ""
+    if document.get("verification_uri_complete"):
+        with_code = _url(document, "verification_uri_complete", issuer)
     return DeviceCode(
         secret=_text(document, "device_code"),
         user_code=_text(document, "user_code"),
-        url=_url(document, "verification_uri"),
-        url_with_code=_url(document, "verification_uri_complete") if with_code else "",
+        url=_url(document, "verification_uri", issuer),
+        url_with_code=with_code,
         lasts_s=min(_seconds(document, "expires_in", None), _LONGEST_S),
         interval_s=_seconds(document, "interval", _INTERVAL_S),
     )
@@ -156,9 +158,9 @@ def _text(document: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def _url(document: Mapping[str, Any], name: str) -> str:
+def _url(document: Mapping[str, Any], name: str, issuer: str) -> str:
     value = document.get(name)
-    if not isinstance(value, str) or not is_safe(value) or not value.isprintable():
+    if not isinstance(value, str) or not is_safe_for(value, issuer):
         raise LoginError(
             f"the issuer's answer has the {name} {shown(value)!r}, which is no https:// URL"
         )

@@ -34,7 +34,9 @@ def log_in(
     """
     web = Web(client.ca)
     endpoints = web.endpoints(client.issuer)
-    code = device_code.code_in(web.post(device_code.asking_for_code(client, endpoints)))
+    code = device_code.code_in(
+        web.post(device_code.asking_for_code(client, endpoints)), client.issuer
+    )
     poll = device_code.begun(code, now_s())
     show(code)
     request = device_code.asking_for_tokens(code, client, endpoints)

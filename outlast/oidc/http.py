@@ -40,7 +40,13 @@ class NoRedirects(urllib.request.HTTPRedirectHandler):
 
 def opener(context: ssl.SSLContext) -> urllib.request.OpenerDirector:
     """Opens URLs of an issuer."""
-    return urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), NoRedirects())
+    # http:// is for this machine only; a proxy would read it, and answer from elsewhere.
+    proxies = {name: url for name, url in urllib.request.getproxies().items() if name != "http"}
+    return urllib.request.build_opener(
+        urllib.request.ProxyHandler(proxies),
+        urllib.request.HTTPSHandler(context=context),
+        NoRedirects(),
+    )
 
 
 def read(answer: IO[bytes], url: str) -> bytes:

@@ -107,24 +107,35 @@ class Request:
 
 
 def is_safe(url: str) -> bool:
-    """Whether nobody on the way can change what is read there."""
+    """Whether nobody on the way can change what is read there, and a person sees where it is."""
+    # Browsers take a backslash for a slash, and what is before an @ looks like a host.
+    if not (url.isascii() and url.isprintable()) or set(url) & set(" \\"):
+        return False
     try:
         found = urlsplit(url)
+        _ = found.port
     except ValueError:
         return False
     is_here = found.scheme == "http" and found.hostname in _LOOPBACK
-    return bool(found.netloc) and (found.scheme == "https" or is_here)
+    return bool(found.hostname) and "@" not in found.netloc and (found.scheme == "https" or is_here)
+
+
+def is_safe_for(url: str, issuer: str) -> bool:
+    """Whether it is, as a URL that this issuer names: one elsewhere names none of this machine."""
+    return is_safe(url) and (url.startswith("https:") or issuer.startswith("http:"))
 
 
 def discovery_url(issuer: str) -> str:
     """Where the document of an issuer is.
 
     Raises:
-        LoginError: it would be read over an open line.
+        LoginError: it would be read over an open line, or is no URL of an issuer.
     """
-    if not is_safe(issuer):
+    # OpenID Connect Discovery 1.0, section 3: neither query nor fragment.
+    if not is_safe(issuer) or set(issuer) & set("?#"):
         raise LoginError(
-            f"the issuer is {shown(issuer)!r}; allowed: an https:// URL, or http:// on this machine"
+            f"the issuer is {shown(issuer)!r}; allowed: an https:// URL, or http:// on this "
+            "machine, without a user, a query or a fragment"
         )
     return issuer.rstrip("/") + WELL_KNOWN
 
@@ -262,11 +273,11 @@ def shown(value: object) -> str:
 
 
 def _endpoint(document: Mapping[str, Any], name: str, where: str, *, is_needed: bool) -> str:
-    url = document.get(name)
+    url, issuer = document.get(name), document["issuer"]
     if url is None and not is_needed:
         return ""
     if url is None:
         raise LoginError(f"{where} has no {name}")
-    if not isinstance(url, str) or not is_safe(url) or not url.isprintable():
+    if not isinstance(url, str) or not is_safe_for(url, issuer):
         raise LoginError(f"{where} has the {name} {shown(url)!r}, which is no https:// URL")
     return url

@@ -18,6 +18,8 @@ from outlast.oidc.issuer import (
     OidcClient,
     Tokens,
     claims_in,
+    discovery_url,
+    endpoints_in,
     expiry_of,
     is_safe,
     scope_of,
@@ -25,6 +27,7 @@ from outlast.oidc.issuer import (
 from tests.controller.access.device_issuer import CLIENT, DeviceIssuer
 from tests.controller.access.provider import AUDIENCE
 
+ISSUER = "https://login.example"
 POLL = Poll(interval_s=5.0, until_s=600.0)
 GIVEN = {
     "device_code": "d",
@@ -86,6 +89,8 @@ def test_nothing_is_waited_for_beyond_the_codes_end(answer: Answer | None) -> No
         ({"device_code": None}, "device_code 'None'; allowed: text"),
         ({"user_code": "\x1b]0;x"}, "user_code '\\?\\]0;x'; allowed: text"),
         ({"verification_uri": "http://login.example"}, "verification_uri 'http://login.example'"),
+        ({"verification_uri": "http://127.0.0.1/device"}, "which is no https:// URL"),
+        ({"verification_uri": "https://login.example@a.example"}, "which is no https:// URL"),
         ({"verification_uri": "javascript:alert(1)"}, "which is no https:// URL"),
         ({"verification_uri": "https://a.example/\x1b[2J"}, "which is no https:// URL"),
         ({"verification_uri_complete": "ftp://a"}, "verification_uri_complete 'ftp://a'"),
@@ -97,11 +102,11 @@ def test_nothing_is_waited_for_beyond_the_codes_end(answer: Answer | None) -> No
 )
 def test_what_an_issuer_begins_with_is_checked(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(LoginError, match=why):
-        device_code.code_in(Answer(status=200, document={**GIVEN, **changes}))
+        device_code.code_in(Answer(status=200, document={**GIVEN, **changes}), ISSUER)
 
 
 def test_what_an_issuer_leaves_out_is_as_the_rfc_has_it() -> None:
-    assert device_code.code_in(Answer(status=200, document=GIVEN)) == DeviceCode(
+    assert device_code.code_in(Answer(status=200, document=GIVEN), ISSUER) == DeviceCode(
         secret="d",
         user_code="WDJB-MJHT",
         url="https://login.example/device",
@@ -109,10 +114,12 @@ def test_what_an_issuer_leaves_out_is_as_the_rfc_has_it() -> None:
         lasts_s=1800.0,
         interval_s=5.0,
     )
-    forever = device_code.code_in(Answer(status=200, document={**GIVEN, "expires_in": 1e12}))
+    forever = device_code.code_in(
+        Answer(status=200, document={**GIVEN, "expires_in": 1e12}), ISSUER
+    )
     assert forever.lasts_s == 3600.0
     with pytest.raises(LoginError, match="begins no login: unauthorized_client"):
-        device_code.code_in(error("unauthorized_client"))
+        device_code.code_in(error("unauthorized_client"), ISSUER)
 
 
 def test_scopes_are_those_that_the_issuer_has() -> None:
@@ -147,10 +154,39 @@ def test_whatever_a_token_has_nothing_breaks() -> None:
         ("https://", False),
         ("https://[", False),
         ("file:///etc/passwd", False),
+        ("https://login.example@a.example/", False),
+        ("https://@a.example/", False),
+        ("https://a.example\\.login.example/", False),
+        ("https://a.example/\x1b[2J", False),
+        ("https://l\u043egin.example/", False),
+        ("https://a.example:port/", False),
+        ("https://:443/", False),
     ],
 )
 def test_only_urls_that_nobody_on_the_way_can_change_are_safe(url: str, safe: bool) -> None:
     assert is_safe(url) is safe
+
+
+@pytest.mark.parametrize(
+    "issuer",
+    [
+        "https://a.example/\x1b]0;x\x07",
+        "https://a.example/\n",
+        "https://a.example?x=",
+        "https://a.example#",
+        "https://kim@a.example",
+    ],
+)
+def test_an_issuer_is_a_url_that_a_terminal_can_show(issuer: str) -> None:
+    with pytest.raises(LoginError, match="without a user, a query or a fragment") as refused:
+        discovery_url(issuer)
+    assert str(refused.value).isprintable()
+
+
+def test_an_issuer_elsewhere_has_no_endpoints_on_this_machine() -> None:
+    document = {"issuer": ISSUER, "token_endpoint": "http://127.0.0.1:8080/token"}
+    with pytest.raises(LoginError, match=r"token_endpoint 'http://127.0.0.1:8080/token', which is"):
+        endpoints_in(document, ISSUER)
 
 
 @pytest.fixture

@@ -121,6 +121,14 @@ def test_an_issuer_that_nobody_is_at_may_be_there_later(path: Path, issuer: Devi
     assert fresh(shown, lambda: 0.0) is shown
 
 
+def test_an_issuer_on_this_machine_is_asked_without_a_proxy(
+    issuer: DeviceIssuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert Web().endpoints(issuer.url).token == f"{issuer.url}/token"
+
+
 def test_an_issuer_that_sends_headers_for_ever_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
