@@ -96,9 +96,10 @@ def login(
 ) -> None:
     """Log in to a controller, which commands mean from then on when none is named.
 
-    Where the controller names an OpenID Connect issuer, or you do, you confirm a code in a
-    browser, on any device; the token is renewed before a call once it has expired. Nothing is
-    kept unless the controller answers. A token is kept in a file that only you can read.
+    Where the controller names an OpenID Connect issuer and you agree to it, or you name one, you
+    confirm a code in a browser, on any device; the token is renewed before a call once it has
+    expired. Nothing is kept unless the controller answers. A token is kept in a file that only
+    you can read.
     """
     from outlast.access import Login, Logins, change_logins, logins_file
 
@@ -231,16 +232,20 @@ def _asked(
     refused = None
     try:
         me = _me(address, access)
-        # Where a certificate was enough, and a token of an issuer is to go before it.
-        if not (wanted.issuer and me.asked):
+        # A token of an issuer goes before a certificate that would be enough.
+        if not (may_ask and (wanted.is_any or wanted.before is not None)):
+            return access, me
+        if not me.asked:
+            if wanted.is_any:
+                raise CliError("the controller asks nobody who he is; leave out the --oidc options")
             return access, me
     except RefusedError as error:
         if error.code is not grpc.StatusCode.UNAUTHENTICATED or access.token:
             raise
         refused = error
     issuers = refused.issuers if refused is not None else ()
-    if (client := client_of(wanted, issuers)) is not None:
-        access = confirmed(address, access, client)
+    if (chosen := client_of(wanted, issuers)) is not None:
+        access = confirmed(address, access, chosen)
     elif refused is not None and not (may_ask and sys.stdin.isatty()):
         raise refused
     else:

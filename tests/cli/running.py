@@ -40,14 +40,23 @@ def outlast_process(*arguments: str, stdin: str = "", **environment: str) -> Don
     return Done(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
-def outlast(*arguments: str, stdin: str = "", **environment: str) -> Done:
+class Terminal(io.StringIO):
+    """Standard input where a person types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def outlast(
+    *arguments: str, stdin: str = "", is_terminal: bool = False, **environment: str
+) -> Done:
     """The same in this process, which has imported everything already."""
     out, err = io.StringIO(), io.StringIO()
     code: object = 0
     with (
         mock.patch.dict(os.environ, _environment(environment), clear=True),
         mock.patch.object(sys, "argv", ["outlast", *arguments]),
-        mock.patch.object(sys, "stdin", io.StringIO(stdin)),
+        mock.patch.object(sys, "stdin", (Terminal if is_terminal else io.StringIO)(stdin)),
         redirect_stdout(out),
         redirect_stderr(err),
     ):

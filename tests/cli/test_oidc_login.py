@@ -56,8 +56,15 @@ class Place:
     def outlast(self, *arguments: str) -> Done:
         return outlast(*arguments, **self.environment)
 
-    def login(self, *arguments: str) -> Done:
-        return self.outlast("login", self.grpc, "--name", "lab", *arguments)
+    def login(self, *arguments: str, says: str = "y") -> Done:
+        """At a terminal, where a person answers what is asked."""
+        given = ("login", self.grpc, "--name", "lab", *arguments)
+        return outlast(*given, stdin=f"{says}\n", is_terminal=True, **self.environment)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """What says enough for nobody to be asked."""
+        return ("--oidc-issuer", self.issuer.url, "--oidc-client-id", CLIENT)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """The same in a process of its own."""
@@ -129,9 +136,16 @@ def test_an_address_is_enough_where_the_controller_names_its_issuer(place: Place
 def test_a_person_may_say_which_issuer_and_as_what(place: Place, tmp_path: Path) -> None:
     place.tokens_file.write_text(yaml.safe_dump([{**entry(place.issuer), "client_id": "other"}]))
     (tmp_path / "secret").write_text("s&cret\n")
-    given = ("--oidc-issuer", place.issuer.url, "--oidc-client-id", CLIENT)
-    given += ("--oidc-scope", "openid", "--oidc-scope", "groups")
-    done = place.login(*given, "--oidc-client-secret-file", str(tmp_path / "secret"))
+    given = (*place.named, "--oidc-scope", "openid", "--oidc-scope", "groups")
+    done = place.outlast(
+        "login",
+        place.grpc,
+        "--name",
+        "lab",
+        *given,
+        "--oidc-client-secret-file",
+        str(tmp_path / "secret"),
+    )
     assert done.returncode == 0, done.stderr
     assert place.issuer.asked[0] == {
         "client_id": CLIENT,
@@ -311,7 +325,7 @@ def test_the_access_token_is_taken_where_only_it_is_for_the_controller(place: Pl
 
 def test_ctrl_c_ends_a_login_at_once(place: Place) -> None:
     place.issuer.code["interval"] = 3600
-    process = place.start("login", place.grpc)
+    process = place.start("login", place.grpc, *place.named)
     assert process.stderr is not None
     while "Waiting for" not in process.stderr.readline():
         assert process.poll() is None
@@ -325,8 +339,9 @@ def test_ctrl_c_ends_a_login_at_once(place: Place) -> None:
 
 def test_no_login_begins_whose_token_would_travel_in_clear_text(place: Place) -> None:
     client = OidcClient(issuer=place.issuer.url, client_id=CLIENT)
+    chosen = oidc_login.Chosen(client=client, is_offered=False)
     with pytest.raises(AccessError, match="is not sent in clear text"):
-        oidc_login.confirmed("127.0.0.1:7070,ctl.example:7070", Access(), client)
+        oidc_login.confirmed("127.0.0.1:7070,ctl.example:7070", Access(), chosen)
     assert place.issuer.asked == []
 
 
@@ -355,7 +370,7 @@ def test_options_that_do_not_go_together_are_refused(
 def test_a_controller_that_names_no_issuer_wants_a_token_as_before(place: Place) -> None:
     plain = {name: value for name, value in entry(place.issuer).items() if name != "client_id"}
     place.tokens_file.write_text(yaml.safe_dump([plain]))
-    done = place.login()
+    done = place.outlast("login", place.grpc)
     assert done.returncode == ExitCode.BAD_INPUT
     assert "nobody is named; log in with" in done.stderr
     assert place.issuer.asked == []
