@@ -16,29 +16,34 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import yaml
 
 from outlast import private
 from outlast.addresses import addresses_of
-from outlast.errors import FatalError
+from outlast.errors import FatalError, RetryableError
 from outlast.oidc.issuer import OidcClient, Session
 
 ENVIRONMENT = ("OUTLAST_CA", "OUTLAST_TOKEN_FILE", "OUTLAST_TLS_DIR")
 # As cert-manager and `kubectl create secret tls` name them.
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"
 _MAX_BYTES = 1 << 20
-# Whoever has the file of logins locked asks an issuer twice at most, for 20 s each.
+# Whoever has a session locked asks its issuer twice at most, for 20 s each.
 _LOCK_S = 60.0
 _LOCK_LOOK_S = 0.05
 
 
 class AccessError(FatalError):
     """A file with a certificate, a key, a token or logins cannot be used."""
+
+
+class LoginsBusyError(RetryableError):
+    """Another command has had the file of logins, or a session of it, locked for too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,14 +171,41 @@ def change_logins(path: Path, change: Callable[[Logins], Logins]) -> Logins:
     """Write the file anew with what `change` makes of it, while no other command does.
 
     Raises:
-        AccessError: it cannot be read or written, or another command does not end.
+        AccessError: it cannot be read, written or locked.
+        LoginsBusyError: another command does not end.
     """
-    with _locked(path):
+    with _locked(path.with_name(f"{path.name}.lock")):
         before = read_logins(path)
         after = change(before)
         if after != before:
             write_logins(path, after)
+            # Who still waits for one finds that its session is gone.
+            for gone in _sessions(before) - _sessions(after):
+                with suppress(OSError):
+                    _session_lock(path, gone).unlink()
     return after
+
+
+@contextmanager
+def renewing(path: Path, session_id: str) -> Iterator[None]:
+    """Alone with a session while its issuer is asked, which may take long: other sessions and
+    changes of the file do not wait.
+
+    Raises:
+        AccessError: it cannot be locked.
+        LoginsBusyError: another command does not end.
+    """
+    with _locked(_session_lock(path, session_id)):
+        yield
+
+
+def _session_lock(path: Path, session_id: str) -> Path:
+    return path.with_name(f"{path.name}.{quote(session_id, safe='')}.lock")
+
+
+def _sessions(logins: Logins) -> set[str]:
+    found = (login.access.session for login in logins.by_name.values())
+    return {session.id for session in found if session is not None}
 
 
 def write_logins(path: Path, logins: Logins) -> None:
@@ -209,28 +241,33 @@ def read_text(path: Path) -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Alone with a file, beside which the lock stays."""
-    lock = path.with_name(f"{path.name}.lock")
+def _locked(lock: Path) -> Iterator[None]:
+    """Alone with a file that is there for nothing else."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = private.open_to_append(lock)
     except OSError as error:
         raise AccessError(f"{lock} cannot be written: {error.strerror or error}") from error
     with file:
         until_s = time.monotonic() + _LOCK_S
-        while not _is_taken(file.fileno()):
+        while not _is_taken(file.fileno(), lock):
             if time.monotonic() > until_s:
-                raise AccessError(f"another command has had {lock} locked for {_LOCK_S:g} s")
+                raise LoginsBusyError(f"another command has had {lock} locked for {_LOCK_S:g} s")
             time.sleep(_LOCK_LOOK_S)
         yield
 
 
-def _is_taken(file: int) -> bool:
+def _is_taken(file: int, lock: Path) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        # Some network file systems have no locks.
+        raise AccessError(
+            f"{lock} cannot be locked: {error.strerror or error}; set XDG_CONFIG_HOME to a folder "
+            "on a file system with locks"
+        ) from error
     return True
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from outlast.cli.describe import FINISHED
 from outlast.cli.errors import CliError
-from outlast.errors import OutlastError
+from outlast.errors import OutlastError, RetryableError
 
 if TYPE_CHECKING:
     from outlast.client import Client
@@ -94,17 +94,16 @@ class Follower:
 
     def _run(self, look: Callable[[Client], None]) -> None:
         from outlast.client import RefusedError, UnavailableError
-        from outlast.oidc.issuer import IssuerUnavailableError
 
         while not self._is_over():
             try:
                 with self._connect() as client:
                     look(client)
-            except IssuerUnavailableError as error:
-                self._put(trouble=str(error))
-                self._stopped.wait(RETRY_S)
             except UnavailableError:
                 self._put(trouble="the controller does not answer; workers train on without it")
+                self._stopped.wait(RETRY_S)
+            except RetryableError as error:
+                self._put(trouble=str(error))
                 self._stopped.wait(RETRY_S)
             except OutlastError as error:
                 # A controller that stops in order cancels its streams.

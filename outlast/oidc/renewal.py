@@ -1,7 +1,8 @@
 """A token that has expired is renewed before a call, once, whichever command comes first.
 
 Issuers that rotate refresh tokens take each one once, and may end a login for which one comes
-twice. So the file of logins is locked meanwhile: who comes second finds the new token there.
+twice. So the session is locked meanwhile: who comes second finds the new token in the file of
+logins, which is itself locked only while it is changed.
 """
 
 from __future__ import annotations
@@ -9,12 +10,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
-from outlast.access import Access, Login, Logins, change_logins, logins_file
+from outlast.access import (
+    Access,
+    Login,
+    Logins,
+    LoginsBusyError,
+    change_logins,
+    logins_file,
+    read_logins,
+    renewing,
+)
 from outlast.oidc.http import Web
 from outlast.oidc.issuer import (
     IssuerUnavailableError,
     LoginError,
+    Session,
     chosen_token,
     expiry_of,
     refreshing,
@@ -33,27 +45,25 @@ def fresh(access: Access, now_s: Callable[[], float] = time.time) -> Access:
         LoginError: it cannot be renewed; a person must log in again.
         IssuerUnavailableError: the issuer does not answer.
         AccessError: the file of logins cannot be used.
+        LoginsBusyError: another command renews it, and does not end.
     """
     session = access.session
     if session is None or not _is_due(access, now_s()):
         return access
-
-    def renewed(logins: Logins) -> Logins:
-        name, login = _found(logins, session.id, session.client.issuer)
-        if not _is_due(login.access, now_s()):
-            return logins
-        return replace(logins, by_name={**logins.by_name, name: _renewed(name, login)})
-
+    path = logins_file()
     try:
-        logins = change_logins(logins_file(), renewed)
-    except IssuerUnavailableError:
+        with renewing(path, session.id):
+            name, login = _found(read_logins(path), session)
+            kept = login.access
+            if _is_due(kept, now_s()):
+                kept = _saved(path, session, _renewed(name, kept))
+    except (IssuerUnavailableError, LoginsBusyError):
         expires_s = expiry_of(access.token)
         if expires_s is None or now_s() >= expires_s:
             raise
         # It holds for seconds yet, and the next call tries again.
         return access
-    _, login = _found(logins, session.id, session.client.issuer)
-    return replace(access, token=login.access.token, session=login.access.session)
+    return replace(access, token=kept.token, session=kept.session)
 
 
 def _is_due(access: Access, now_s: float) -> bool:
@@ -61,18 +71,27 @@ def _is_due(access: Access, now_s: float) -> bool:
     return expires_s is None or now_s >= expires_s - _BEFORE_S
 
 
-def _found(logins: Logins, session_id: str, issuer: str) -> tuple[str, Login]:
+def _found(logins: Logins, session: Session) -> tuple[str, Login]:
     for name, login in logins.by_name.items():
-        if login.access.session is not None and login.access.session.id == session_id:
+        if login.access.session is not None and login.access.session.id == session.id:
             return name, login
     raise LoginError(
-        f"the token of {issuer} has expired, and its login is not kept any more; run "
-        "`outlast login` again"
+        f"the token of {session.client.issuer} has expired, and its login is not kept any more; "
+        "run `outlast login` again"
     )
 
 
-def _renewed(name: str, login: Login) -> Login:
-    session = login.access.session
+def _saved(path: Path, session: Session, access: Access) -> Access:
+    def saved(logins: Logins) -> Logins:
+        name, login = _found(logins, session)
+        return replace(logins, by_name={**logins.by_name, name: replace(login, access=access)})
+
+    change_logins(path, saved)
+    return access
+
+
+def _renewed(name: str, access: Access) -> Access:
+    session = access.session
     assert session is not None
     issuer, again = session.client.issuer, f"run `outlast login {name}` again"
     if not session.refresh_token:
@@ -98,4 +117,4 @@ def _renewed(name: str, login: Login) -> Login:
         raise LoginError(f"the token of {issuer} is not renewed: {error}; {again}") from error
     # Who gives no new refresh token goes on taking the one that it gave.
     kept = replace(session, refresh_token=tokens.refresh_token or session.refresh_token)
-    return replace(login, access=replace(login.access, token=token, session=kept))
+    return replace(access, token=token, session=kept)

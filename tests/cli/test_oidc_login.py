@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from outlast.access import Access, AccessError, logins_file, of
+from outlast.access import Access, AccessError, LoginsBusyError, logins_file, of
 from outlast.cli import oidc_login
 from outlast.cli.errors import ExitCode
 from outlast.cli.follow import Follower
@@ -376,9 +376,16 @@ def test_a_controller_that_names_no_issuer_wants_a_token_as_before(place: Place)
     assert place.issuer.asked == []
 
 
-def test_following_a_job_goes_on_while_the_issuer_is_away() -> None:
+@pytest.mark.parametrize(
+    "away",
+    [
+        IssuerUnavailableError("the issuer does not answer"),
+        LoginsBusyError("a lock does not answer"),
+    ],
+)
+def test_following_a_job_goes_on_while_a_token_cannot_be_renewed(away: Exception) -> None:
     def connect() -> Client:
-        raise IssuerUnavailableError("https://login.example does not answer")
+        raise away
 
     follower = Follower(connect, Job(job_id="job", state="RUNNING"))
     follower.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import socket
 import ssl
@@ -20,9 +21,11 @@ from outlast.access import (
     AccessError,
     Login,
     Logins,
+    LoginsBusyError,
     change_logins,
     logins_file,
     read_logins,
+    renewing,
     write_logins,
 )
 from outlast.oidc import http
@@ -103,8 +106,45 @@ def test_a_command_that_never_ends_holds_up_no_other_for_ever(
     change_logins(path, lambda now: now)
     with path.with_name("logins.yaml.lock").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(AccessError, match=r"has had .*logins.yaml.lock locked for 0.1 s"):
+        with pytest.raises(LoginsBusyError, match=r"has had .*logins.yaml.lock locked for 0.1 s"):
             change_logins(path, lambda now: now)
+
+
+def test_a_session_that_is_renewed_holds_up_no_other_and_no_change(
+    path: Path, issuer: DeviceIssuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expired = kept(path, issuer)
+    assert expired.session is not None
+    monkeypatch.setattr(access_module, "_LOCK_S", 0.1)
+    with renewing(path, "another"):
+        assert fresh(expired).token != expired.token
+    write_logins(path, Logins(current="lab", by_name={"lab": Login(address="a:1", access=expired)}))
+    with renewing(path, expired.session.id):
+        change_logins(path, lambda now: replace(now, current=""))
+        with pytest.raises(LoginsBusyError, match="locked for"):
+            fresh(expired)
+        # Until it has expired, it is used.
+        assert fresh(expired, lambda: 0.0) is expired
+    assert len(issuer.forms("refresh_token")) == 1
+
+
+def test_a_lock_goes_with_its_session(path: Path, issuer: DeviceIssuer) -> None:
+    fresh(kept(path, issuer))
+    assert path.with_name("logins.yaml.s.lock").exists()
+    change_logins(path, lambda now: replace(now, by_name={}))
+    assert sorted(each.name for each in path.parent.iterdir()) == [
+        "logins.yaml",
+        "logins.yaml.lock",
+    ]
+
+
+def test_a_file_system_without_locks_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(file: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(AccessError, match=r"lock cannot be locked: No locks available; set XDG_"):
+        change_logins(path, lambda now: now)
 
 
 def test_an_issuer_that_nobody_is_at_may_be_there_later(path: Path, issuer: DeviceIssuer) -> None:
