@@ -24,6 +24,8 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SCOPES = ("openid", "email", "profile", "offline_access")
 # Of what somebody else's server says in a message of ours.
 _MAX_TEXT = 300
+# Of a token that is kept: some have a few thousand letters, for a group each.
+_MAX_TOKEN = 1 << 16
 # No time of the next millions of years, and no float can be too small for it.
 _NEVER_S = 1e15
 
@@ -197,17 +199,31 @@ def tokens_in(answer: Answer) -> Tokens:
     Raises:
         LoginError: it gave none of them.
     """
-    found = {}
-    for name in ("id_token", "access_token", "refresh_token"):
-        value = answer.document.get(name, "")
-        # They travel in a header, where nothing else may stand.
-        if not isinstance(value, str) or not (value.isascii() and value.isprintable()):
-            raise LoginError(f"the issuer gave a {name} that is no text of printable characters")
-        found[name] = value
-    tokens = Tokens(**found)
+    names = ("id_token", "access_token", "refresh_token")
+    tokens = Tokens(**{name: _token(answer, name) for name in names})
     if not tokens.id_token and not tokens.access_token:
         raise LoginError("the issuer's answer has neither id_token nor access_token")
     return tokens
+
+
+def refresh_token_in(answer: Answer) -> str:
+    """The one that counts from now on, whatever else is wrong with an answer; empty: as before."""
+    try:
+        return _token(answer, "refresh_token")
+    except LoginError:
+        return ""
+
+
+def _token(answer: Answer, name: str) -> str:
+    value = answer.document.get(name)
+    if value is None:
+        return ""
+    # They travel in a header, where nothing else may stand.
+    if not isinstance(value, str) or not (value.isascii() and value.isprintable()):
+        raise LoginError(f"the issuer gave a {name} that is no text of printable characters")
+    if len(value) > _MAX_TOKEN:
+        raise LoginError(f"the issuer gave a {name} of {len(value)} letters; allowed: {_MAX_TOKEN}")
+    return value
 
 
 def chosen_token(tokens: Tokens, client: OidcClient) -> str:

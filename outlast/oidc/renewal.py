@@ -7,8 +7,10 @@ logins, which is itself locked only while it is changed.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +26,13 @@ from outlast.access import (
 )
 from outlast.oidc.http import Web
 from outlast.oidc.issuer import (
+    Answer,
     IssuerUnavailableError,
     LoginError,
     Session,
     chosen_token,
     expiry_of,
+    refresh_token_in,
     refreshing,
     refusal_in,
     tokens_in,
@@ -36,6 +40,8 @@ from outlast.oidc.issuer import (
 
 # Before it expires, so that it still holds when it arrives; as golang.org/x/oauth2 has it.
 _BEFORE_S = 10.0
+# For an answer that is under way when somebody presses Ctrl-C.
+INTERRUPTED_S = 5.0
 
 
 def fresh(access: Access, now_s: Callable[[], float] = time.time) -> Access:
@@ -56,7 +62,7 @@ def fresh(access: Access, now_s: Callable[[], float] = time.time) -> Access:
             name, login = _found(read_logins(path), session)
             kept = login.access
             if _is_due(kept, now_s()):
-                kept = _saved(path, session, _renewed(name, kept))
+                kept = _to_its_end(lambda: _renewed(path, name, login.access))
     except (IssuerUnavailableError, LoginsBusyError):
         expires_s = expiry_of(access.token)
         if expires_s is None or now_s() >= expires_s:
@@ -81,16 +87,18 @@ def _found(logins: Logins, session: Session) -> tuple[str, Login]:
     )
 
 
-def _saved(path: Path, session: Session, access: Access) -> Access:
+def _save(path: Path, access: Access) -> None:
+    session = access.session
+    assert session is not None
+
     def saved(logins: Logins) -> Logins:
         name, login = _found(logins, session)
         return replace(logins, by_name={**logins.by_name, name: replace(login, access=access)})
 
     change_logins(path, saved)
-    return access
 
 
-def _renewed(name: str, access: Access) -> Access:
+def _renewed(path: Path, name: str, access: Access) -> Access:
     session = access.session
     assert session is not None
     issuer, again = session.client.issuer, f"run `outlast login {name}` again"
@@ -100,14 +108,14 @@ def _renewed(name: str, access: Access) -> Access:
             f"scope offline_access); {again}"
         )
     try:
-        web = Web(session.client.ca)
-        answer = web.post(refreshing(session, web.endpoints(issuer)))
-        if answer.is_busy:
-            raise IssuerUnavailableError(f"it answered with status {answer.status}")
-        if answer.status != 200:
-            raise LoginError(refusal_in(answer))
-        tokens = tokens_in(answer)
-        token = chosen_token(tokens, session.client)
+        answer = _answer(session)
+        # Who gives no new refresh token goes on taking the one that it gave. A new one is saved
+        # first: if the rest is wrong, the old one may count no more.
+        new = refresh_token_in(answer)
+        if new not in ("", session.refresh_token):
+            access = replace(access, session=replace(session, refresh_token=new))
+            _save(path, access)
+        token = chosen_token(tokens_in(answer), session.client)
     except IssuerUnavailableError as error:
         raise IssuerUnavailableError(
             f"the token of {issuer} has expired and cannot be renewed now: {error}; try again, or "
@@ -115,6 +123,35 @@ def _renewed(name: str, access: Access) -> Access:
         ) from error
     except LoginError as error:
         raise LoginError(f"the token of {issuer} is not renewed: {error}; {again}") from error
-    # Who gives no new refresh token goes on taking the one that it gave.
-    kept = replace(session, refresh_token=tokens.refresh_token or session.refresh_token)
-    return replace(access, token=token, session=kept)
+    access = replace(access, token=token)
+    _save(path, access)
+    return access
+
+
+def _answer(session: Session) -> Answer:
+    web = Web(session.client.ca)
+    answer = web.post(refreshing(session, web.endpoints(session.client.issuer)))
+    if answer.is_busy:
+        raise IssuerUnavailableError(f"it answered with status {answer.status}")
+    if answer.status != 200:
+        raise LoginError(refusal_in(answer))
+    return answer
+
+
+def _to_its_end(work: Callable[[], Access]) -> Access:
+    """Ctrl-C waits a little: an answer that nobody reads may have the next refresh token."""
+    done: Future[Access] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except Exception as error:  # noqa: BLE001  # it is raised where it is waited for
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="renewal", daemon=True)
+    thread.start()
+    try:
+        return done.result()
+    except KeyboardInterrupt:
+        thread.join(INTERRUPTED_S)
+        raise

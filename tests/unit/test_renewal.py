@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import errno
 import fcntl
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +32,14 @@ from outlast.access import (
 )
 from outlast.oidc import http
 from outlast.oidc.http import Web
-from outlast.oidc.issuer import IssuerUnavailableError, LoginError, OidcClient, Session
+from outlast.oidc.issuer import (
+    Answer,
+    IssuerUnavailableError,
+    LoginError,
+    OidcClient,
+    Session,
+    tokens_in,
+)
 from outlast.oidc.renewal import fresh
 from outlast.ports import free_port
 from tests.cli.running import outlast
@@ -126,6 +135,55 @@ def test_a_session_that_is_renewed_holds_up_no_other_and_no_change(
         # Until it has expired, it is used.
         assert fresh(expired, lambda: 0.0) is expired
     assert len(issuer.forms("refresh_token")) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"id_token": None, "access_token": None}, "has neither id_token nor access_token"),
+        ({"id_token": "a\nb"}, "no text of printable characters"),
+        ({"id_token": "a" * 70_000}, "id_token of 70000 letters; allowed: 65536"),
+    ],
+)
+def test_a_new_refresh_token_is_kept_whatever_comes_with_it(
+    path: Path, issuer: DeviceIssuer, changes: dict[str, Any], why: str
+) -> None:
+    expired = kept(path, issuer)
+    issuer.changes = changes
+    with pytest.raises(LoginError, match=why):
+        fresh(expired)
+    session = read_logins(path).by_name["lab"].access.session
+    assert session is not None
+    assert session.refresh_token == issuer.current != "refresh"
+    issuer.changes = {}
+    assert fresh(expired).token != expired.token
+
+
+@pytest.mark.parametrize("given", ["a\nb", "a" * 70_000, 7])
+def test_a_refresh_token_that_cannot_be_kept_is_refused(
+    path: Path, issuer: DeviceIssuer, given: object
+) -> None:
+    expired = kept(path, issuer)
+    issuer.changes = {"refresh_token": given}
+    with pytest.raises(LoginError, match="gave a refresh_token"):
+        fresh(expired)
+    assert read_logins(path).by_name["lab"].access == expired
+
+
+def test_a_null_is_no_refresh_token() -> None:
+    document = {"id_token": "a.b.c", "refresh_token": None}
+    assert tokens_in(Answer(status=200, document=document)).refresh_token == ""
+
+
+def test_ctrl_c_keeps_the_refresh_token_that_is_under_way(path: Path, issuer: DeviceIssuer) -> None:
+    expired = kept(path, issuer)
+    issuer.before_refresh = _thread.interrupt_main
+    with pytest.raises(KeyboardInterrupt):
+        fresh(expired)
+    access = read_logins(path).by_name["lab"].access
+    assert access.token != expired.token
+    assert access.session is not None
+    assert access.session.refresh_token == issuer.current != "refresh"
 
 
 def test_a_lock_goes_with_its_session(path: Path, issuer: DeviceIssuer) -> None:
