@@ -161,7 +161,7 @@ def read_logins(path: Path) -> Logins:
         document = yaml.safe_load(read_text(path))
         by_name = {str(name): _login(each) for name, each in document["logins"].items()}
         return Logins(current=str(document["current"]), by_name=by_name)
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise AccessError(
             f"{path} is not what `outlast login` writes ({error}); delete it and log in again"
         ) from error
@@ -284,7 +284,10 @@ def _session(given: Mapping[str, Any]) -> Session:
         **{each.name: str(given[each.name]) for each in fields(OidcClient) if each.name in given}
     )
     return Session(
-        id=str(given["id"]), client=client, refresh_token=str(given.get("refresh_token", ""))
+        id=str(given["id"]),
+        client=client,
+        refresh_token=str(given.get("refresh_token", "")),
+        expires_s=float(given.get("expires_s", 0.0)),
     )
 
 
@@ -301,6 +304,8 @@ def _as_mapping(login: Login) -> dict[str, Any]:
         client = {each.name: getattr(session.client, each.name) for each in fields(OidcClient)}
         renews = {"id": session.id, **client, "refresh_token": session.refresh_token}
         found["oidc"] = _given(renews)
+        if session.expires_s:
+            found["oidc"]["expires_s"] = session.expires_s
     return found
 
 

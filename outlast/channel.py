@@ -6,7 +6,7 @@ import ipaddress
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import grpc
@@ -142,24 +142,31 @@ class _Bearer(
         self._renewing = threading.Lock()
 
     def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-        return self._continue(continuation, details, request)
+        token = self._token()
+        call = continuation(_with_header(details, token), request)
+        if self._access.session is None or call.code() is not grpc.StatusCode.UNAUTHENTICATED:
+            return call
+        # The controller's clock, or the issuer's, is not this one.
+        return continuation(_with_header(details, self._token(refused=token)), request)
 
     def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
-        return self._continue(continuation, details, request)
+        return continuation(_with_header(details, self._token()), request)
 
     def intercept_stream_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-        return self._continue(continuation, details, request)
+        return continuation(_with_header(details, self._token()), request)
 
-    def _continue(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+    def _token(self, refused: str = "") -> str:
         with self._renewing:
-            self._access = fresh(self._access)
-            header = (HEADER, bearer(self._access.token))
-        given = _Details(
-            method=details.method,
-            timeout=details.timeout,
-            metadata=[*(details.metadata or ()), header],
-            credentials=details.credentials,
-            wait_for_ready=details.wait_for_ready,
-            compression=details.compression,
-        )
-        return continuation(given, request)
+            self._access = fresh(self._access, refused=refused)
+            return self._access.token
+
+
+def _with_header(details: Any, token: str) -> _Details:
+    return _Details(
+        method=details.method,
+        timeout=details.timeout,
+        metadata=[*(details.metadata or ()), (HEADER, bearer(token))],
+        credentials=details.credentials,
+        wait_for_ready=details.wait_for_ready,
+        compression=details.compression,
+    )

@@ -16,6 +16,7 @@ from outlast.oidc.issuer import (
     Request,
     Session,
     chosen_token,
+    expiry_here,
 )
 
 
@@ -46,8 +47,14 @@ def log_in(
         if not isinstance(step, Poll):
             break
         poll = step
-    session = Session(id=uuid.uuid4().hex, client=client, refresh_token=step.refresh_token)
-    return chosen_token(step, client), session
+    token = chosen_token(step, client)
+    session = Session(
+        id=uuid.uuid4().hex,
+        client=client,
+        refresh_token=step.refresh_token,
+        expires_s=expiry_here(token, time.time()),
+    )
+    return token, session
 
 
 def _answer(web: Web, request: Request) -> Answer | None:

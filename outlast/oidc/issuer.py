@@ -63,6 +63,8 @@ class Session:
     client: OidcClient
     refresh_token: str = ""
     """Empty: the issuer gave none, and the token cannot be renewed."""
+    expires_s: float = 0.0
+    """When the token expires by this machine's clock, since 1970; 0: as its exp says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +275,16 @@ def expiry_of(token: str) -> float | None:
     if not isinstance(expires_s, int | float) or not abs(expires_s) < _NEVER_S:
         return None
     return float(expires_s)
+
+
+def expiry_here(token: str, now_s: float) -> float:
+    """When a token that has just come expires by this machine's clock, whatever the issuer's
+    shows; 0 when it does not say how long it holds."""
+    begun_s, expires_s = (claims_in(token) or {}).get("iat"), expiry_of(token)
+    if expires_s is None or not isinstance(begun_s, int | float):
+        return 0.0
+    holds_s = expires_s - begun_s
+    return now_s + holds_s if 0.0 < holds_s < _NEVER_S else 0.0
 
 
 def refusal_in(answer: Answer) -> str:

@@ -31,6 +31,7 @@ from outlast.oidc.issuer import (
     LoginError,
     Session,
     chosen_token,
+    expiry_here,
     expiry_of,
     refresh_token_in,
     refreshing,
@@ -44,8 +45,9 @@ _BEFORE_S = 10.0
 INTERRUPTED_S = 5.0
 
 
-def fresh(access: Access, now_s: Callable[[], float] = time.time) -> Access:
-    """The same with a token that holds.
+def fresh(access: Access, now_s: Callable[[], float] = time.time, *, refused: str = "") -> Access:
+    """The same with a token that holds, and is not the one that the controller refused: clocks
+    differ.
 
     Raises:
         LoginError: it cannot be renewed; a person must log in again.
@@ -54,17 +56,17 @@ def fresh(access: Access, now_s: Callable[[], float] = time.time) -> Access:
         LoginsBusyError: another command renews it, and does not end.
     """
     session = access.session
-    if session is None or not _is_due(access, now_s()):
+    if session is None or not _is_due(access, now_s(), refused):
         return access
     path = logins_file()
     try:
         with renewing(path, session.id):
             name, login = _found(read_logins(path), session)
             kept = login.access
-            if _is_due(kept, now_s()):
-                kept = _to_its_end(lambda: _renewed(path, name, login.access))
+            if _is_due(kept, now_s(), refused):
+                kept = _to_its_end(lambda: _renewed(path, name, login.access, now_s))
     except (IssuerUnavailableError, LoginsBusyError):
-        expires_s = expiry_of(access.token)
+        expires_s = _expiry(access)
         if expires_s is None or now_s() >= expires_s:
             raise
         # It holds for seconds yet, and the next call tries again.
@@ -72,9 +74,14 @@ def fresh(access: Access, now_s: Callable[[], float] = time.time) -> Access:
     return replace(access, token=kept.token, session=kept.session)
 
 
-def _is_due(access: Access, now_s: float) -> bool:
-    expires_s = expiry_of(access.token)
-    return expires_s is None or now_s >= expires_s - _BEFORE_S
+def _is_due(access: Access, now_s: float, refused: str) -> bool:
+    expires_s = _expiry(access)
+    return expires_s is None or now_s >= expires_s - _BEFORE_S or access.token == refused
+
+
+def _expiry(access: Access) -> float | None:
+    here_s = access.session.expires_s if access.session is not None else 0.0
+    return here_s or expiry_of(access.token)
 
 
 def _found(logins: Logins, session: Session) -> tuple[str, Login]:
@@ -98,7 +105,7 @@ def _save(path: Path, access: Access) -> None:
     change_logins(path, saved)
 
 
-def _renewed(path: Path, name: str, access: Access) -> Access:
+def _renewed(path: Path, name: str, access: Access, now_s: Callable[[], float]) -> Access:
     session = access.session
     assert session is not None
     issuer, again = session.client.issuer, f"run `outlast login {name}` again"
@@ -113,8 +120,8 @@ def _renewed(path: Path, name: str, access: Access) -> Access:
         # first: if the rest is wrong, the old one may count no more.
         new = refresh_token_in(answer)
         if new not in ("", session.refresh_token):
-            access = replace(access, session=replace(session, refresh_token=new))
-            _save(path, access)
+            session = replace(session, refresh_token=new)
+            _save(path, replace(access, session=session))
         token = chosen_token(tokens_in(answer), session.client)
     except IssuerUnavailableError as error:
         raise IssuerUnavailableError(
@@ -123,7 +130,8 @@ def _renewed(path: Path, name: str, access: Access) -> Access:
         ) from error
     except LoginError as error:
         raise LoginError(f"the token of {issuer} is not renewed: {error}; {again}") from error
-    access = replace(access, token=token)
+    session = replace(session, expires_s=expiry_here(token, now_s()))
+    access = replace(access, token=token, session=session)
     _save(path, access)
     return access
 

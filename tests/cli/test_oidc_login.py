@@ -201,6 +201,19 @@ def test_a_client_that_lasts_renews_its_token_between_calls(
     assert place.kept["lab"]["oidc"]["refresh_token"] == kept
 
 
+def test_a_token_that_the_controller_calls_expired_is_renewed(place: Place) -> None:
+    """Where this machine's clock is behind."""
+    place.issuer.lives_s = [-5.0]
+    assert place.login().returncode == 0
+    path = logins_file(place.environment)
+    document = yaml.safe_load(path.read_text())
+    document["logins"]["lab"]["token"] = place.issuer.token(exp=time.time() - 3600, aud=AUDIENCE)
+    document["logins"]["lab"]["oidc"]["expires_s"] = time.time() + 600
+    path.write_text(yaml.safe_dump(document))
+    assert place.outlast("whoami").stdout == f"you are {KIM.name}, submitter\n"
+    assert len(place.issuer.forms(REFRESH)) == 1
+
+
 def test_two_commands_at_once_use_a_refresh_token_once(place: Place) -> None:
     place.issuer.lives_s = [5.0]
     assert place.login().returncode == 0

@@ -9,6 +9,7 @@ import fcntl
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -184,6 +185,33 @@ def test_ctrl_c_keeps_the_refresh_token_that_is_under_way(path: Path, issuer: De
     assert access.token != expired.token
     assert access.session is not None
     assert access.session.refresh_token == issuer.current != "refresh"
+
+
+@pytest.mark.parametrize("ahead_s", [-7200.0, 7200.0])
+def test_a_token_holds_as_long_as_it_says_whatever_the_clock_shows(
+    path: Path, issuer: DeviceIssuer, ahead_s: float
+) -> None:
+    """From its iat to its exp, which is an hour here."""
+    expired = kept(path, issuer)
+    here_s = time.time() + ahead_s
+    issuer.changes = {"id_token": issuer.token(iat=time.time())}
+    now = fresh(expired, lambda: here_s, refused=expired.token)
+    assert len(issuer.forms("refresh_token")) == 1
+    assert fresh(now, lambda: here_s + 3500.0) is now
+    assert read_logins(path).by_name["lab"].access == now
+    fresh(now, lambda: here_s + 3595.0)
+    assert len(issuer.forms("refresh_token")) == 2
+
+
+def test_a_token_that_the_controller_refused_is_renewed_once(
+    path: Path, issuer: DeviceIssuer
+) -> None:
+    expired = kept(path, issuer)
+    now = fresh(expired)
+    assert fresh(now, refused=now.token).token != now.token
+    # Another command has renewed it by then.
+    assert fresh(now, refused=now.token).token == read_logins(path).by_name["lab"].access.token
+    assert len(issuer.forms("refresh_token")) == 2
 
 
 def test_a_lock_goes_with_its_session(path: Path, issuer: DeviceIssuer) -> None:
