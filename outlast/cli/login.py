@@ -31,6 +31,7 @@ from outlast.cli.options import Controller, Json, StateDir
 
 if TYPE_CHECKING:
     from outlast.access import Access, Login, Logins
+    from outlast.oidc.issuer import OidcClient
     from outlast.v1.access_pb2 import AuditEntry, WhoAmIResponse
 
 _AUDIT_HEADER = ("WHEN", "CALLER", "FROM", "CALL", "ABOUT", "OUTCOME")
@@ -114,15 +115,16 @@ def login(
     if token_file is not None and wanted.is_any:
         raise CliError("give --token-file, or the --oidc options for a token of an issuer")
     with _explained():
-        before = _known().by_name.get(address)
+        known = _known()
+        before = known.by_name.get(address)
         access = _given_access(ca, tls_dir, before)
         if token_file is not None:
             access = replace(access, token=_token_in(token_file))
         at = before.address if before is not None else address
-        session = before.access.session if before is not None else None
-        wanted = replace(wanted, before=session.client if session is not None else None)
-        access, me = _asked(at, access, wanted, may_ask=token_file is None)
-        called = name or (address if before is not None else _free_name(at, _known()))
+        called = name or (address if before is not None else _free_name(at, known))
+        wanted = replace(wanted, before=_client_of(before or known.by_name.get(called), at))
+        may_ask, is_again = token_file is None, before is not None
+        access, me = _asked(at, access, wanted, may_ask=may_ask, is_again=is_again)
         entry = Login(address=at, access=access)
         change_logins(
             logins_file(),
@@ -222,7 +224,7 @@ def audit(
 
 
 def _asked(
-    address: str, access: Access, wanted: Wanted, *, may_ask: bool
+    address: str, access: Access, wanted: Wanted, *, may_ask: bool, is_again: bool
 ) -> tuple[Access, WhoAmIResponse]:
     """Who a controller says one is; where it wants a token, with one of an issuer, or typed."""
     import grpc
@@ -243,6 +245,9 @@ def _asked(
         if error.code is not grpc.StatusCode.UNAUTHENTICATED or access.token:
             raise
         refused = error
+        # By its address, what a controller names now goes before what it named then.
+        if refused.issuers and not is_again:
+            wanted = replace(wanted, before=None)
     issuers = refused.issuers if refused is not None else ()
     if (chosen := client_of(wanted, issuers)) is not None:
         access = confirmed(address, access, chosen)
@@ -271,6 +276,13 @@ def _given_access(ca: Path | None, tls_dir: Path | None, before: Login | None) -
     if ca is None and before is not None:
         return replace(before.access, token="", session=None)
     return Access() if ca is None else Access(ca=read_text(ca))
+
+
+def _client_of(login: Login | None, address: str) -> OidcClient | None:
+    """As what a login was made at an issuer, if it is of that controller."""
+    if login is None or login.address != address or login.access.session is None:
+        return None
+    return login.access.session.client
 
 
 def _free_name(address: str, known: Logins) -> str:

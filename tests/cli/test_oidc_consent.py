@@ -81,9 +81,11 @@ def test_a_certificate_that_is_enough_ends_no_session(
     before = place.kept["lab"]["oidc"]["id"]
     me = WhoAmIResponse(name=KIM.name, role="submitter", asked=True)
     monkeypatch.setattr(login, "_me", lambda address, access: me)
-    assert place.outlast("login", "lab").returncode == 0
-    assert place.kept["lab"]["oidc"]["id"] != before
-    assert place.kept["lab"]["oidc"]["client_id"] == CLIENT
+    for given in (("lab",), (place.grpc, "--name", "lab")):
+        assert place.outlast("login", *given).returncode == 0
+        assert place.kept["lab"]["oidc"]["id"] != before
+        assert place.kept["lab"]["oidc"]["client_id"] == CLIENT
+        before = place.kept["lab"]["oidc"]["id"]
 
 
 @pytest.mark.parametrize(
