@@ -39,6 +39,9 @@ class AttemptRecord:
     chosen: tuple[ChosenStart, ...] = ()
     # By how many places the copies of a node's ranks are away from it; 0: as the layout has it.
     replica_shift: int = 0
+    # Nodes that began it without what they are to keep for others: these, or all.
+    new_nodes: tuple[NodeId, ...] = ()
+    all_new: bool = False
 
     @property
     def world_size(self) -> int:

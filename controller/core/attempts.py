@@ -84,7 +84,7 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
     """Issue the next attempt."""
     places = tuple(node for node in job.nodes if node is not None)
     assert len(places) == job.plan.nodes, f"job {job.job_id} starts on {len(places)} nodes"
-    attempt = Attempt(job.attempt + 1)
+    attempt, last = Attempt(job.attempt + 1), job
     job = ctx.move_job(
         replace(
             job,
@@ -101,7 +101,9 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
         reason,
         deadline_s=ctx.now_s + job.plan.first_step_timeout_s,
     )
-    ctx.record(AttemptPut(attempt=_record_of(ctx, job, places)))
+    record = _record_of(ctx, job, places)
+    before = ctx.state.attempts.get(job.job_id)
+    ctx.record(AttemptPut(attempt=copies.with_new_nodes(record, last, before)))
     for node_id in places:
         ctx.open_command(
             CommandId(f"{job.job_id}/a{attempt}/start/{node_id}"),

@@ -12,9 +12,14 @@ from collections.abc import Sequence
 from operator import eq
 
 from controller.core.attempt_record import AttemptRecord
+from controller.core.frozen import replace
 from controller.core.records import JobPlan, JobRecord, NodeRecord
+from outlast.ids import NodeId
 from outlast.layout import Layout
 from outlast.replica_shift import choose_shift
+
+# Of an attempt: what its nodes keep for each other is there by then.
+_STEPS_UNTIL_COPIED = 3
 
 
 def replica_shift(job: JobRecord, nodes: Sequence[NodeRecord], before: AttemptRecord | None) -> int:
@@ -47,6 +52,33 @@ def partner_indexes(plan: JobPlan, shift: int, index: int) -> tuple[int, ...]:
     # Beside the layout's, which may have a twin of one of the ranks as well.
     holder = (index + shift) % plan.nodes
     return tuple(dict.fromkeys((*planned, holder)))
+
+
+def unfilled(job: JobRecord, attempt: AttemptRecord | None, step: int) -> frozenset[NodeId]:
+    """Nodes of an attempt that came to `step` which do not keep all yet that they are to keep for
+    others."""
+    if attempt is None:
+        return frozenset()
+    has_copied = job.resumed_step is not None and step >= job.resumed_step + _STEPS_UNTIL_COPIED
+    if has_copied:
+        return frozenset()
+    return frozenset(attempt.nodes if attempt.all_new else attempt.new_nodes)
+
+
+def with_new_nodes(
+    attempt: AttemptRecord, job: JobRecord, before: AttemptRecord | None
+) -> AttemptRecord:
+    """An attempt with those of its nodes that begin without what they are to keep for others;
+    `before` is the attempt until now, `job` as it was in that."""
+    names = attempt.nodes
+    if before is None or len(before.nodes) != len(names):
+        return replace(attempt, all_new=True)
+    without = unfilled(job, before, job.last_fault_step)
+    is_elsewhere = before.replica_shift != attempt.replica_shift
+    pairs = zip(before.nodes, names, strict=True)
+    new = tuple(name for old, name in pairs if is_elsewhere or old != name or name in without)
+    # Short, where it is all of thousands.
+    return replace(attempt, all_new=True) if new == names else replace(attempt, new_nodes=new)
 
 
 def _has_room(plan: JobPlan, nodes: Sequence[NodeRecord]) -> bool:

@@ -6,9 +6,9 @@ Only for nodes whose ranks' state another node has, too: no step is paid for the
 
 from __future__ import annotations
 
-from controller.core import nodes
+from controller.core import blame, causes, nodes
 from controller.core.context import Context
-from controller.core.copies import partner_indexes
+from controller.core.copies import partner_indexes, unfilled
 from controller.core.frozen import replace
 from controller.core.incident_record import IncidentRecord
 from controller.core.kinds import Action, Cause, EvidenceKind, Rung
@@ -18,29 +18,23 @@ from controller.core.states import IncidentState, NodeState
 from controller.core.verdict import PolicyInput, PolicyVerdict
 from outlast.ids import NodeId
 
-# Of an attempt: what its nodes keep for each other is there by then.
-_STEPS_UNTIL_COPIED = 3
 # So often a node may pass the checks that follow, and be a suspect again; then the job waits for
 # them, and for those of all others.
 _MAX_SWAPS = 2
-# Faults of one node: others may have been a program's, or that of a link between two.
+# Faults of one node; others may be a program's.
 _OF_ONE_NODE = (Cause.DEVICE, Cause.HANG)
 
 
 def instead_of_checks(
     facts: PolicyInput, verdict: PolicyVerdict, because: str
 ) -> PolicyVerdict | None:
-    """The swap, where a fault whose nodes would be checked allows it; `because` says why they are.
-
-    A fault that came again at once may be the program's, and follows it to any node.
-    """
+    """The swap, where a fault whose nodes would be checked allows it; `because` says why they
+    would be."""
     culprits = verdict.culprits
-    is_same = verdict.fingerprint != "" and verdict.fingerprint == facts.last_fingerprint
     has_state = dict(facts.state_elsewhere)
     if (
         not culprits
         or not _is_of_nodes(facts, verdict)
-        or (is_same and not facts.has_progress)
         or not {Rung.DIAGNOSE, Rung.REPLACE}.issubset(facts.ladder)
         or len(culprits) > facts.ready_standbys
         or not all(set(has_state.get(node, ())).difference(culprits) for node in culprits)
@@ -59,7 +53,14 @@ def _is_of_nodes(facts: PolicyInput, verdict: PolicyVerdict) -> bool:
     detected = {item.node for item in facts.evidence if item.kind is EvidenceKind.DETECTED}
     if detected:
         return detected == set(verdict.culprits)
-    return verdict.cause in _OF_ONE_NODE
+    failure = blame.initiating(facts)
+    if failure is not None and failure.fault_class in causes.OF_HARDWARE:
+        # A connection has two ends: the second time the fault is this one's.
+        is_again = set(verdict.culprits) <= set(facts.suspects)
+        return verdict.cause in _OF_ONE_NODE or (is_again and not failure.is_cascade)
+    # What comes again at once may be the program's, and follows it to any node.
+    is_same = verdict.fingerprint != "" and verdict.fingerprint == facts.last_fingerprint
+    return verdict.cause in _OF_ONE_NODE and (facts.has_progress or not is_same)
 
 
 def state_elsewhere(
@@ -67,10 +68,9 @@ def state_elsewhere(
 ) -> tuple[tuple[NodeId, tuple[NodeId, ...]], ...]:
     """Of the nodes in evidence that could leave the job now: who else has their ranks' state."""
     attempt = ctx.state.attempts.get(job.job_id)
-    if attempt is None or job.resumed_step is None:
+    if attempt is None:
         return ()
-    if incident.fault_step < job.resumed_step + _STEPS_UNTIL_COPIED:
-        return ()
+    without = unfilled(job, attempt, incident.fault_step)
     found = []
     for node_id in dict.fromkeys(item.node for item in incident.evidence):
         node = nodes.placed(ctx, job, node_id)
@@ -80,7 +80,7 @@ def state_elsewhere(
             continue
         index = ctx.state.index.node_index(attempt, node.node)
         others = partner_indexes(job.plan, attempt.replica_shift, index)
-        kept_on = (attempt.nodes[other] for other in others)
+        kept_on = (attempt.nodes[other] for other in others if attempt.nodes[other] not in without)
         found.append((node.node, tuple(each for each in kept_on if _is_there(ctx, job, each))))
     return tuple(found)
 

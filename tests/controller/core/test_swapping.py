@@ -176,6 +176,32 @@ def test_a_node_that_has_just_come_has_no_copies_yet() -> None:
     assert driver.job().state is JobState.DIAGNOSING
 
 
+def test_the_second_fault_of_a_connection_on_one_node_is_of_this_one() -> None:
+    """As where a GPU breaks and only its collective library says so."""
+    driver = trains()
+    driver.advanced(30)
+    nccl = {"fault_class": "nccl", "detail": "unhandled system error", "fingerprint": "nccl"}
+    driver.send(driver.exited(0, **nccl, completed_step=30))
+    driver.answer_all("/stop/")
+    assert driver.incident(1).action is Action.RESTART_IN_PLACE
+    assert driver.node("n1").state is NodeState.SUSPECT
+    # Before any step: the other node has kept what it had.
+    driver.answer_all("/start/")
+    driver.send(driver.exited(0, **nccl, completed_step=-1))
+    driver.answer_all("/stop/")
+    assert driver.incident(2).action is Action.SWAP_NODES
+    assert driver.job().nodes == ("n3", "n2")
+    assert driver.job().state is JobState.STARTING
+
+
+def test_a_connection_that_is_lost_once_names_no_node() -> None:
+    driver = trains(in_place_restarts=0)
+    driver.advanced(30)
+    driver.send(driver.exited(0, fault_class="nccl", completed_step=30))
+    driver.answer_all("/stop/")
+    assert driver.job().state is JobState.DIAGNOSING
+
+
 def test_a_holder_that_is_not_heard_keeps_nothing_for_sure() -> None:
     driver = trains()
     driver.advanced(30)
