@@ -73,6 +73,7 @@ class RanksService(RanksServicer):
             dp=layout.dp,
             ep=layout.ep,
             cp=layout.cp,
+            workers_per_node=job.plan.workers_per_node,
         )
 
     async def ReadTimes(
@@ -109,7 +110,7 @@ class RanksService(RanksServicer):
             since_s=request.since_s,
         )
         try:
-            stride = node_stride(job.plan.world_size, most_ranks)
+            stride = node_stride(_layout_of(job), job.plan.workers_per_node, most_ranks)
             async for found in self._logs.read(asked, kind=kind, node_stride=stride):
                 yield _times_message(found)
         except (SlowReaderError, TooManyQueriesError) as error:

@@ -45,6 +45,7 @@ class _Shown:
     """The job's newest attempt."""
     num_ranks: int
     layout: Layout
+    workers_per_node: int
 
     @property
     def asked(self) -> int:
@@ -59,6 +60,10 @@ class _Shown:
         found = [self.layout.of_world(size) for size in sizes if 0 < size <= _MOST_RANKS]
         layout = max(found, key=lambda each: each.world_size, default=self.layout)
         return replace(self, layout=layout, num_ranks=layout.world_size)
+
+    def node_stride(self, most_ranks: int) -> int:
+        """Of how many nodes the controller asks one."""
+        return node_stride(self.layout, self.workers_per_node, most_ranks)
 
     def about(self) -> dict[str, Any]:
         return {
@@ -109,7 +114,7 @@ async def heat_map(
     missing = await _read(gateway, asked, partial(known.put, found))
     shown = shown.of_world(known.sizes)
     found.num_ranks, found.layout = max(1, shown.num_ranks), shown.layout
-    stride = 1 if shown.asked else node_stride(shown.num_ranks, most_ranks)
+    stride = 1 if shown.asked else shown.node_stride(most_ranks)
     missing += known.missing(shown, range(shown.num_ranks))
     about = {**shown.about(), "node_stride": stride, "missing": missing}
     return await run_in_threadpool(heat_map_json, about, found)
@@ -300,6 +305,7 @@ async def _shown(gateway: Gateway, job_id: str, attempt: int) -> _Shown:
         newest=found.attempt,
         num_ranks=found.num_ranks,
         layout=layout,
+        workers_per_node=found.workers_per_node,
     )
 
 

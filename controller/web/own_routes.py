@@ -238,7 +238,8 @@ OWN = (
         "number, in which a rank of the row took 1.15 times its peers or more, and was further "
         "above them than noise is. A time is null where the rank's black box does not have it any "
         "more. With `ranks` a larger job's map has about so many, of one node in `node_stride`, "
-        "and is there sooner.",
+        "measured against each other, and is there sooner; it has more where a rank would have "
+        "peers on fewer than three nodes.",
         parameters={
             "measure": {"enum": [str(each) for each in Measure]},
             "order": {"enum": [str(each) for each in Order]},

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outlast.layout import Layout
-from outlast.trace.heat import Alike, Measure, Order
+from outlast.trace.heat import Alike, Measure, Order, has_experts, kind_of
 
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
@@ -86,7 +86,7 @@ class HeatMap:
     def alike(self) -> tuple[Alike, ...]:
         """What ranks have in common that are measured against each other."""
         found = [Alike.STAGE] if self.layout.pp > 1 else []
-        return (*found, Alike.EXPERTS) if _has_experts(self.layout) else (*found,)
+        return (*found, Alike.EXPERTS) if has_experts(self.layout) else (*found,)
 
     def steps(self) -> list[int]:
         """Those that are shown, oldest first."""
@@ -148,7 +148,7 @@ class HeatMap:
         """The indices of those that are measured against each other."""
         groups: dict[tuple[int, int] | None, list[int]] = {}
         for index, rank in enumerate(ranks):
-            groups.setdefault(_kind(rank, self.layout), []).append(index)
+            groups.setdefault(kind_of(rank, self.layout), []).append(index)
         return [np.array(each) for each in groups.values()]
 
     def _blocks(self) -> list[list[int]]:
@@ -165,19 +165,6 @@ class HeatMap:
             case Order.POSITION:
                 replicas = {rank: _replica(rank, self.layout) for rank in range(self.num_ranks)}
                 return _grouped(replicas)
-
-
-def _has_experts(layout: Layout) -> bool:
-    """Whether ranks differ by their experts; who alone has some has no equal peer but by stage."""
-    return layout.ep > 1 and layout.dp // layout.ep * layout.tp > 1
-
-
-def _kind(rank: int, layout: Layout) -> tuple[int, int] | None:
-    """What equal ranks have in common."""
-    if rank >= layout.world_size:
-        return None
-    at = layout.coordinate(rank)
-    return at.pp, at.dp % layout.ep if _has_experts(layout) else 0
 
 
 def _replica(rank: int, layout: Layout) -> int:

@@ -170,8 +170,8 @@ class ReadTimesRequest(google.protobuf.message.Message):
     clock; whenever it was when 0.
     """
     most_ranks: builtins.int
-    """Of so many ranks at most, nearly: of one node in several, evenly chosen. Of all when 0, and of an
-    attempt that is given.
+    """Of so many ranks at most, nearly: of one node in several, evenly chosen. Of more where a rank would
+    have equal peers on fewer than three nodes. Of all when 0, and of an attempt that is given.
     """
     def __init__(
         self,
@@ -437,6 +437,7 @@ class ListRanksResponse(google.protobuf.message.Message):
     DP_FIELD_NUMBER: builtins.int
     EP_FIELD_NUMBER: builtins.int
     CP_FIELD_NUMBER: builtins.int
+    WORKERS_PER_NODE_FIELD_NUMBER: builtins.int
     num_ranks: builtins.int
     """Of the whole job."""
     attempt: builtins.int
@@ -448,6 +449,7 @@ class ListRanksResponse(google.protobuf.message.Message):
     dp: builtins.int
     ep: builtins.int
     cp: builtins.int
+    workers_per_node: builtins.int
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Rank]: ...
     def __init__(
@@ -461,8 +463,9 @@ class ListRanksResponse(google.protobuf.message.Message):
         dp: builtins.int = ...,
         ep: builtins.int = ...,
         cp: builtins.int = ...,
+        workers_per_node: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "cp", b"cp", "dp", b"dp", "ep", b"ep", "num_ranks", b"num_ranks", "pp", b"pp", "ranks", b"ranks", "tp", b"tp"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "cp", b"cp", "dp", b"dp", "ep", b"ep", "num_ranks", b"num_ranks", "pp", b"pp", "ranks", b"ranks", "tp", b"tp", "workers_per_node", b"workers_per_node"]) -> None: ...
 
 global___ListRanksResponse = ListRanksResponse
 

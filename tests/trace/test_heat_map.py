@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from outlast.layout import Layout
-from outlast.trace.heat import Alike, Measure, Order
+from outlast.trace.heat import Alike, Measure, Order, kind_of, node_stride
 from outlast.trace.heat_map import HeatMap, Row
 
 
@@ -152,3 +152,47 @@ def test_where_peers_take_no_time_who_does_is_far_above_them() -> None:
     rows = of_times(Layout(dp=3), [[0.0], [0.0], [0.5]]).rows()
     assert [float(row.ratios[0]) for row in rows] == [1, 1, 2]
     assert outlying(rows) == {2: ((0, 1),)}
+
+
+@pytest.mark.parametrize(
+    ("layout", "stride"),
+    [
+        (Layout(dp=10_000), 20),
+        (Layout(tp=8, dp=1280), 20),
+        # 20 nodes have a stage: of one in 20 each would be its own median.
+        (Layout(tp=8, pp=64, dp=20), 6),
+        (Layout(tp=8, pp=64, dp=3), 1),
+        # With one node in 20, those of 16 of the 64 sets of experts, four of each.
+        (Layout(tp=8, dp=1280, ep=64), 20),
+        (Layout(tp=8, dp=10), 1),
+    ],
+)
+def test_a_part_of_the_nodes_has_three_of_each_kind_of_work(layout: Layout, stride: int) -> None:
+    assert node_stride(layout, 8, 512) == stride
+    assert node_stride(layout, 8, 0) == 1
+
+
+def test_a_slow_node_is_as_slow_in_the_part_as_in_the_whole() -> None:
+    layout = Layout(tp=8, pp=64, dp=20)
+    stride = node_stride(layout, 8, 512)
+    slow = 10 * stride
+    ratios = []
+    for nodes in (range(0, layout.world_size // 8, stride), range(layout.world_size // 8)):
+        found = HeatMap(
+            measure=Measure.WORK,
+            num_ranks=layout.world_size,
+            layout=layout,
+            most_rows=layout.world_size,
+            most_steps=1,
+        )
+        for node in nodes:
+            for rank in range(8 * node, 8 * node + 8):
+                found.put(rank, f"n{node}", [1], [1.6 if node == slow else 1.0])
+        ratios.append([row.mean_ratio for row in found.rows() if row.node == f"n{slow}"])
+    assert ratios[0] == ratios[1] == [pytest.approx(1.6)] * 8
+
+
+def test_a_rank_beyond_the_layout_is_of_no_kind() -> None:
+    layout = Layout(tp=2, pp=2, dp=4, ep=2)
+    assert kind_of(16, layout) is None
+    assert [kind_of(rank, layout) for rank in (0, 2, 5, 8)] == [(0, 0), (0, 1), (0, 0), (1, 0)]

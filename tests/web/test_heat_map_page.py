@@ -69,6 +69,7 @@ def test_a_part_of_the_ranks_is_shown_until_all_are_there(tmp_path: Path) -> Non
         visit.open("/jobs/large/heat-map")
         visit.shows("One node in 20 is shown, the others are being read")
         visit.page.get_by_role("application").wait_for()
+        visit.shows("which have equal work, as far as they are shown")
         # Of a part nobody is to conclude that no other rank is slow.
         slowest = visit.page.get_by_role("region", name="Slower than their peers")
         assert slowest.count() == 0

@@ -101,12 +101,6 @@ def test_heat_map_and_timeline_are_made_of_what_ranks_have_noted(tmp_path: Path)
         assert found["rows"][1]["outliers"] == [[0, 1]]
         found = await got(client, f"/jobs/{job_id}/heat-map", measure="waiting", rows=1)
         assert (found["rows"][0]["ranks"], found["rows"][0]["slowest"]) == ([0, 1], 1)
-        # Of two nodes one is asked, and what the other has is not missing.
-        found = await got(client, f"/jobs/{job_id}/heat-map", measure="waiting", ranks=1)
-        assert (found["node_stride"], found["num_ranks"], found["missing"]) == (2, 2, [])
-        assert [row["ranks"] for row in found["rows"]] == [[0]]
-        found = await got(client, f"/jobs/{job_id}/heat-map", measure="waiting", ranks=2)
-        assert (found["node_stride"], len(found["rows"])) == (1, 2)
         bench.agents[0].logs = times.SerializeToString()
         bench.agents[1].logs = b"\xff of an agent that does not know of times"
 
@@ -126,6 +120,23 @@ def test_heat_map_and_timeline_are_made_of_what_ranks_have_noted(tmp_path: Path)
         ):
             refused = await client.get(f"/api/v1/jobs/{job_id}/timeline?{wrong}")
             assert says in refused.json()["error"]["message"]
+
+    run(tmp_path, scenario)
+
+
+def test_of_a_larger_job_one_node_in_several_is_asked(tmp_path: Path) -> None:
+    async def scenario(bench: Lab, client: httpx.AsyncClient) -> None:
+        await bench.add_agents(6)
+        job_id = await bench.start_job(parallel={"dp": 8})
+        measured = ranks_pb2.MeasuredSteps(steps=[3], seconds=[0.002])
+        for agent in bench.agents:
+            agent.logs = ranks_pb2.RankTimes(measured=measured).SerializeToString()
+        # Three of equal work at least; what the others have is not missing.
+        for ranks, stride in ((1, 3), (4, 2), (8, 1), (0, 1)):
+            found = await got(client, f"/jobs/{job_id}/heat-map", measure="waiting", ranks=ranks)
+            assert (found["node_stride"], found["num_ranks"]) == (stride, 8)
+            assert [row["first"] for row in found["rows"]] == [*range(0, 8, stride)]
+            assert found["missing"] == []
 
     run(tmp_path, scenario)
 

@@ -116,7 +116,7 @@ function Legend({ data }) {
     <li><span class="dot part-line" aria-hidden="true"></span> not known</li>
     <li><b aria-hidden="true">▢ ━</b> outlier: 1.15 times its peers or more, and more than noise (${count(outliers)} here)</li>
     <li><b aria-hidden="true">▶</b> a row with a rank that is so far above on the mean</li>
-    <li>Peers of a rank: ${PEERS[data.alike.join()]}</li>
+    <li>Peers of a rank: ${PEERS[data.alike.join()]}${data.node_stride > 1 && ", as far as they are shown"}</li>
   </ul>`;
 }
 
