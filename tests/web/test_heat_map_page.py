@@ -74,9 +74,18 @@ def test_a_part_of_the_ranks_is_shown_until_all_are_there(tmp_path: Path) -> Non
         slowest = visit.page.get_by_role("region", name="Slower than their peers")
         assert slowest.count() == 0
         visit.is_fit_for_all()
+        picture = visit.page.get_by_role("application")
+        zoom_in = visit.page.get_by_role("button", name="Zoom in")
+        for _ in range(3):
+            zoom_in.click()
+        assert "rows 16 to 49" in picture.get_attribute("aria-label")
         held.let_go()
         slowest.get_by_role("button", name="rank 40").wait_for()
         assert visit.page.get_by_text("are being read").count() == 0
+        # Those rows are of other ranks now.
+        assert "rows 1 to 1024" in picture.get_attribute("aria-label")
+        zoom_in.click()
+        assert "rows 103 to 922" in picture.get_attribute("aria-label")
         assert ["ranks=512" in url for url in held.asked] == [True, False]
         # Of another choice likewise.
         with visit.page.expect_request(lambda asked: "order=node" in asked.url) as asked:

@@ -45,7 +45,8 @@ export function useWidth(canvas) {
 /**
  * The part of a whole that is seen, painted whenever its view is rendered.
  *
- * @param whole its width `w` and height `h`, in units of its own
+ * @param whole its width `w` and height `h`, in units of its own; when `of` is another one, its units mean
+ *   something else, and all of it is seen
  * @param frame pixels at the left and at the bottom that are not part of it, and its height in all
  * @param axes which ones zoom: "xy" or "x"; `least` is the smallest part of an axis that is shown
  * @param paint called with the canvas' context, the part that is seen, and pixels that it is wide and high
@@ -54,8 +55,9 @@ function usePlane({ whole, frame, axes, least, paint }) {
   const canvas = useRef(null);
   const width = useWidth(canvas);
   const [view, setView] = useState(null);
-  const all = { x: 0, y: 0, w: whole.w, h: whole.h };
-  const seen = view && view.x + view.w <= whole.w && view.y + view.h <= whole.h ? view : all;
+  const all = { x: 0, y: 0, ...whole };
+  const isOfIt = view && view.of === whole.of && view.x + view.w <= whole.w && view.y + view.h <= whole.h;
+  const seen = isOfIt ? view : all;
   useEffect(() => {
     if (width === 0) return;
     const shown = canvas.current;
@@ -80,7 +82,7 @@ function usePlane({ whole, frame, axes, least, paint }) {
   const show = (at, share, factor, from = seen) => {
     const [x, w] = placedAxis(at.x, share.x, from.w * factor, whole.w, least);
     const [y, h] = placedAxis(at.y, share.y, from.h * (axes === "xy" ? factor : 1), whole.h, least);
-    setView({ x, y, w, h });
+    setView({ x, y, w, h, of: whole.of });
   };
   /** Moves by so many units, as far as there is something; gives whether there was. */
   const move = (right, down) => {

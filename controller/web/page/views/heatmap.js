@@ -68,7 +68,8 @@ const toldOf = (data, { x, y }) => `${nameOf(data.rows[y])} on ${data.rows[y].no
 
 function Map2d({ data, cursor, point, chosen, choose }) {
   const picture = useMemo(() => pictureOf(data.rows, data.steps.length), [data, useThemed()]);
-  const whole = { w: data.steps.length, h: data.rows.length };
+  // A row of a part is of other ranks than that of the whole.
+  const whole = { w: data.steps.length, h: data.rows.length, of: data.node_stride };
   const leftPx = LEFT_PX[data.order];
   const outlier = nextOutlier(data.rows, cursor ?? chosen);
   const items = {
