@@ -34,6 +34,15 @@ Object.defineProperty(window, "uPlot", {
 window.shownSteps = () => plots.filter((each) => each.root.isConnected)
   .map(({ scales: { x } }) => [x.min, x.max]);"""
 
+# How many streams of a job were open when its curve was read.
+READS = """window.streamsWhenRead = [];
+const read = window.fetch.bind(window);
+window.fetch = (url, ...rest) => {
+  const open = [...streams].filter((each) => each.path.endsWith("/events"));
+  if (url.includes("/curve")) streamsWhenRead.push(open.length);
+  return read(url, ...rest);
+};"""
+
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
@@ -170,6 +179,8 @@ def test_steps_that_were_redone_while_nobody_looked_are_read_again(chromium: Any
     assert shown_losses(visit) == {step: 2.0 if step < 41 else 1.0 for step in range(1, 46)}
     urls = visit.page.evaluate("[...streams].map((each) => each.url)")
     assert any(url.endswith("events?after_step=60") for url in urls)
+    # What is redone after it was read is in the stream.
+    assert visit.page.evaluate("streamsWhenRead") == [0, 1]
     say(visit, EVENTS, "steps", [as_json(report(46, 2, 1.0))])
     wait_for(lambda: shown_losses(visit).get(46) == 1.0, "the next step")
 
@@ -268,6 +279,19 @@ def test_a_page_waits_as_long_as_it_is_told_to(chromium: Any) -> None:
     visit.shows("it is a test")
     visit.page.get_by_role("button", name="Show the logs").wait_for()
     assert times[1] - times[0] >= 3
+
+
+def test_a_page_asks_again_after_a_minute_at_most(chromium: Any) -> None:
+    page = chromium.new_page()
+    serve(page, {})
+    page.goto(HOST)
+    waits = page.evaluate(
+        """async () => {
+          const { ApiError, retryMs } = await import("/page/api.js");
+          return [0, 30, 2592000].map((s) => retryMs(new ApiError(503, { message: "" }, s)));
+        }"""
+    )
+    assert waits == [2000, 30_000, 60_000]
 
 
 def test_a_path_that_is_no_text_is_not_found(chromium: Any) -> None:

@@ -19,7 +19,9 @@ const PASSING = [429, 502, 503, 504];
 /** After how long to ask again what has failed; null where another answer is not to be expected. */
 export function retryMs(failure) {
   if (!(failure instanceof ApiError)) return RETRY_MS;
-  return PASSING.includes(failure.status) ? Math.max(RETRY_MS, 1000 * failure.retryAfterS) : null;
+  if (!PASSING.includes(failure.status)) return null;
+  // A timer with more than 2 ** 31 ms rings at once.
+  return Math.min(MOST_RETRY_MS, Math.max(RETRY_MS, 1000 * failure.retryAfterS));
 }
 
 async function answered(response) {
@@ -56,11 +58,12 @@ export async function post(path, body = {}) {
 
 // A controller that is away comes back.
 export const RETRY_MS = 2000;
+const MOST_RETRY_MS = 60_000;
 
 /**
  * Follow a stream of events, each heard by the handler of its name, until the stream says that it
- * ends. `query` is asked each time that the stream is opened; `reopened` is called when that is not
- * the first time. A page that nobody looks at has no stream: a browser keeps only six connections
+ * ends. `query` is asked each time that the stream is opened; `reopened` is called once it is open, when
+ * that is not the first time: what happens from then on is in the stream. A page that nobody looks at has no stream: a browser keeps only six connections
  * to a server, for all its tabs. Returns a function that ends it.
  */
 export function follow(path, query, handlers, { connected = () => {}, reopened = () => {} } = {}) {
@@ -76,14 +79,17 @@ export function follow(path, query, handlers, { connected = () => {}, reopened =
   const open = () => {
     close();
     if (isOver || document.hidden) return;
-    if (times > 0) reopened();
+    const isAgain = times > 0;
     times += 1;
     source = new EventSource(url(path, query()));
     for (const [name, handler] of Object.entries(handlers)) {
       source.addEventListener(name, (event) => handler(JSON.parse(event.data)));
     }
     source.addEventListener("end", end);
-    source.addEventListener("open", () => connected(true));
+    source.addEventListener("open", () => {
+      connected(true);
+      if (isAgain) reopened();
+    });
     source.addEventListener("error", () => {
       close();
       connected(false);
