@@ -96,11 +96,13 @@ class Camera:
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else BUILT
     folder.mkdir(parents=True, exist_ok=True)
+    # One that cannot be taken here stays as it is in the docs, whenever it was taken before.
+    for name in SHOWN:
+        (folder / name).unlink(missing_ok=True)
     _take_all(folder)
     if folder != BUILT:
         return
     for name in SHOWN:
-        # One that could not be taken here stays as it is there.
         if (folder / name).exists():
             shutil.copyfile(folder / name, DOCS / name)
 
