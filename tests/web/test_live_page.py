@@ -17,7 +17,7 @@ from tests.web.alone import HOST, Answers, Refusal, called, say, serve, visit_al
 from tests.web.browser import HURRIED, Visit, browser
 
 JOB_ID = "gpt-1"
-CURVE, EVENTS, LOGS = f"jobs/{JOB_ID}/curve", "/events", "/logs/events"
+CURVE, EVENTS = f"jobs/{JOB_ID}/curve", "/events"
 # Charts as uPlot makes them, to be asked what they show.
 PLOTS = """let real;
 window.plots = [];
@@ -94,84 +94,13 @@ def shown_losses(visit: Visit) -> dict[int, float]:
     return dict(zip(steps, losses, strict=True))
 
 
-def log_chunk(text: str, rank: int = 0, **given: Any) -> dict[str, Any]:
-    chunk = jobs_pb2.LogsResponse(node="node-0", rank=rank, attempt=1, data=text.encode(), **given)
-    found: dict[str, Any] = as_json(chunk)
-    return found
-
-
-def numbered(lines: range) -> str:
-    return "".join(f"line {number}\n" for number in lines)
-
-
-@pytest.fixture
-def logs(chromium: Any) -> tuple[Visit, Any]:
-    """A job's page whose logs are shown, and their box."""
-    visit = opened(chromium, answers(curve_of()))
-    visit.page.get_by_role("button", name="Show the logs").click()
-    box = visit.page.get_by_label("Output of ranks")
-    box.wait_for()
-    return visit, box
-
-
-def distance_to_end(box: Any) -> float:
-    script = "each => each.scrollHeight - each.scrollTop - each.clientHeight"
-    return float(box.evaluate(script))
-
-
-def test_logs_are_followed_from_their_first_tail_on(logs: tuple[Visit, Any]) -> None:
-    visit, box = logs
-    say(visit, LOGS, "chunk", log_chunk(numbered(range(700))))
-    visit.shows("700 lines")
-    assert distance_to_end(box) < 2
-    say(visit, LOGS, "chunk", log_chunk(numbered(range(700, 740))))
-    visit.shows("740 lines")
-    assert distance_to_end(box) < 2
-    # Who has scrolled up reads there, and comes back by scrolling down.
-    box.evaluate("each => { each.scrollTop = 1000; }")
-    say(visit, LOGS, "chunk", log_chunk(numbered(range(740, 760))))
-    visit.shows("760 lines")
-    assert box.evaluate("each => each.scrollTop") == 1000
-    box.evaluate("each => { each.scrollTop = each.scrollHeight; }")
-    # Also when there are so many that old ones go.
-    for first in range(760, 7000, 2080):
-        say(visit, LOGS, "chunk", log_chunk(numbered(range(first, first + 2080))))
-    visit.shows("line 6999")
-    assert distance_to_end(box) < 2
-
-
-def test_a_last_line_that_has_not_ended_is_shown(logs: tuple[Visit, Any]) -> None:
-    visit, box = logs
-
-    def lines() -> list[str]:
-        return str(box.inner_text()).splitlines()
-
-    say(visit, LOGS, "chunk", log_chunk("first\nstep 1 "))
-    say(visit, LOGS, "chunk", log_chunk("killed", rank=1))
-    visit.shows("killed")
-    assert lines() == ["[rank 0] first", "[rank 0] step 1 ", "[rank 1] killed"]
-    say(visit, LOGS, "chunk", log_chunk("of 2\n"))
-    visit.shows("step 1 of 2")
-    assert lines() == ["[rank 0] first", "[rank 0] step 1 of 2", "[rank 1] killed"]
-    say(visit, LOGS, "end")
-    assert lines()[-1] == "[rank 1] killed"
-
-
-def test_a_line_that_never_ends_is_cut(logs: tuple[Visit, Any]) -> None:
-    visit, box = logs
-    say(visit, LOGS, "chunk", log_chunk("x" * 70_000))
-    say(visit, LOGS, "chunk", log_chunk("y\n"))
-    visit.shows("2 lines")
-    assert str(box.inner_text()).endswith("x\n[rank 0] y")
-
-
 def test_steps_that_were_redone_while_nobody_looked_are_read_again(chromium: Any) -> None:
     """The stream begins behind the last step that the page has seen."""
     attempts = [[report(step, 1) for step in range(1, 61)]]
     attempts.append([report(step, 2, 1.0) for step in range(41, 46)])
     curves = iter((curve_of(*attempts[0]), curve_of(*attempts[0][:40], *attempts[1])))
     visit = visit_alone(chromium, answers(lambda: next(curves)))
-    visit.page.add_init_script(HURRIED + PLOTS)
+    visit.page.add_init_script(HURRIED + PLOTS + READS)
     visit.open(f"/jobs/{JOB_ID}")
     wait_for(lambda: len(shown_losses(visit)) == 60, "the curve")
     say(visit, EVENTS, "error")

@@ -3,16 +3,15 @@
 
 import { follow } from "/page/api.js";
 import { moment } from "/page/format.js";
-import { Entry, Failure, html, useEffect, useLayoutEffect, useRef, useState } from "/page/ui.js";
+import { LogBox } from "/page/logbox.js";
+import { Entry, Failure, html, useEffect, useRef, useState } from "/page/ui.js";
 import { attemptsUpTo } from "/page/views/attempts.js";
 
-// Lines that are kept; older ones are at `outlast logs`.
-const MOST_LINES = 5000;
 const TAIL_BYTES = 65536;
 // A line that does not end is cut here, as `outlast logs` does.
 const MOST_CHARACTERS = 65536;
-// About two lines: who has scrolled up by less than that is still at the bottom.
-const BOTTOM_PX = 40;
+// Lines that have not ended, of all ranks together: the oldest of more is taken as one that has.
+const [MOST_OPEN, MOST_OPEN_CHARACTERS] = [256, 2 ** 20];
 const SINCE = [["", "any time"], [600, "the last 10 minutes"], [3600, "the last hour"], [86400, "the last day"]];
 
 export function Logs({ job }) {
@@ -35,6 +34,17 @@ export function lineMaker(isOfAll) {
     const whose = isOfAll ? `attempt ${attempt} ${node} rank ${rank}` : `rank ${rank}`;
     return `${atS ? `${moment(atS)} ` : ""}[${whose}] ${line}`;
   };
+  const cut = () => {
+    const lines = [];
+    let characters = [...begun.values()].reduce((sum, each) => sum + each.text.length, 0);
+    for (const [key, each] of begun) {
+      if (begun.size <= MOST_OPEN && characters <= MOST_OPEN_CHARACTERS) break;
+      lines.push(labelled(each, each.text));
+      characters -= each.text.length;
+      begun.delete(key);
+    }
+    return lines;
+  };
   const take = (chunk) => {
     const key = `${chunk.attempt}/${chunk.rank}`;
     const before = begun.get(key);
@@ -43,16 +53,9 @@ export function lineMaker(isOfAll) {
     const rest = found.at(-1);
     if (rest.length > MOST_CHARACTERS || rest === "") begun.delete(key);
     else begun.set(key, { ...(found.length === 1 && before ? before : chunk), text: rest });
-    return rest.length > MOST_CHARACTERS ? whole : whole.slice(0, -1);
+    return [...(rest.length > MOST_CHARACTERS ? whole : whole.slice(0, -1)), ...cut()];
   };
   return { take, open: () => [...begun.values()].map((each) => labelled(each, each.text)) };
-}
-
-const NO_LINES = { whole: [], open: [] };
-
-/** Whether the end of a box is seen; it is, too, before there is a box. */
-function isAtBottom(box) {
-  return box === null || box.scrollHeight - box.scrollTop - box.clientHeight < BOTTOM_PX;
 }
 
 function OpenLogs({ job }) {
@@ -61,22 +64,28 @@ function OpenLogs({ job }) {
   const [since, setSince] = useState("");
   const [pattern, setPattern] = useState("");
   const [search, setSearch] = useState("");
-  const [{ whole, open }, setLines] = useState(NO_LINES);
+  const [{ shown, isHeld }, setTold] = useState({ shown: 0, isHeld: false });
   const [error, setError] = useState(null);
-  const box = useRef(null);
+  const [box, inside, logBox] = [useRef(null), useRef(null), useRef(null)];
+  const chosen = [job.job_id, rank, attempt, since, pattern];
   useEffect(() => {
-    setLines(NO_LINES);
+    logBox.current = new LogBox(box.current, inside.current, setTold);
+    return () => logBox.current.end();
+  }, chosen);
+  useEffect(() => logBox.current.show(search.toLowerCase()), [...chosen, search]);
+  useEffect(() => {
     setError(null);
-    let lines = lineMaker(attempt === "all");
-    const add = (more) => setLines((before) => ({ whole: [...before.whole, ...more].slice(-MOST_LINES), open: lines.open() }));
-    const chunk = (each) => {
-      if (!each.missing) add(lines.take(each));
-      else if (each.missing.reason) add([`[${each.node}] ${each.missing.reason}`]);
-    };
+    let lines;
     const reopened = () => {
       lines = lineMaker(attempt === "all");
-      setLines(NO_LINES);
+      logBox.current.again();
       setError(null);
+    };
+    // Of a new attempt as of a new connection: who reads what the last one has left goes on with that.
+    reopened();
+    const chunk = (each) => {
+      if (!each.missing) logBox.current.add(lines.take(each), lines.open());
+      else if (each.missing.reason) logBox.current.add([`[${each.node}] ${each.missing.reason}`], lines.open());
     };
     const failed = (answer) => {
       setError(answer.error);
@@ -92,15 +101,7 @@ function OpenLogs({ job }) {
     });
     const end = follow(["jobs", job.job_id, "logs", "events"], query, { chunk, failed }, { reopened });
     return end;
-  }, [job.job_id, job.attempt, rank, attempt, since, pattern]);
-  const needle = search.toLowerCase();
-  const shown = [...whole, ...open].filter((line) => line.toLowerCase().includes(needle));
-  const text = shown.join("\n");
-  // Before the new lines are in: who has scrolled up reads there.
-  const wasAtBottom = isAtBottom(box.current);
-  useLayoutEffect(() => {
-    if (wasAtBottom) box.current.scrollTop = box.current.scrollHeight;
-  }, [text]);
+  }, [...chosen, job.attempt]);
   const none = pattern || since || search ? "No line that was read is of this kind." : "Nothing was written yet.";
   return html`<div class="head">
       <label>Rank <${Entry} type="number" min="0" max=${job.ranks - 1} placeholder="all" value=${rank} onEnter=${setRank} /></label>
@@ -115,8 +116,8 @@ function OpenLogs({ job }) {
       <label>Search whole logs <${Entry} type="search" placeholder="regular expression" value=${pattern} onEnter=${setPattern} /></label>
       <label>Show only <input type="search" placeholder="text" value=${search}
         onInput=${(event) => setSearch(event.target.value)} /></label>
-      <span class="quiet">${shown.length} lines</span>
+      <span class="quiet">${shown} lines${isHeld && ", new ones wait while text is selected"}</span>
     </div>
     <${Failure} error=${error} />
-    <pre class="logs" ref=${box} tabindex="0" aria-label="Output of ranks">${text || none}</pre>`;
+    <pre class="logs" ref=${box} tabindex="0" aria-label="Output of ranks"><span class="lines" ref=${inside}></span>${shown === 0 && none}</pre>`;
 }
