@@ -138,6 +138,35 @@ def test_steps_that_a_restart_gave_up_leave_no_mark(chromium: Any) -> None:
     assert called(page, "curve", "withReports", curve, [first[49]]) == curve
 
 
+@pytest.mark.parametrize("every", [1, 2, 50])
+def test_a_page_that_stays_open_keeps_so_many_steps(chromium: Any, every: int) -> None:
+    page = chromium.new_page()
+    serve(page, {})
+    page.goto(HOST)
+    found = page.evaluate(
+        """async (every) => {
+          const { emptyCurve, withReports } = await import("/page/curve.js");
+          let [curve, most] = [emptyCurve(), 0];
+          for (let first = 1; first < 40_000; first += 100) {
+            const steps = [...Array(100).keys()].map((at) => first + at);
+            curve = withReports(curve, steps.map((step) => {
+              const report = { step, attempt: 1, loss: 2, tokens: 1, duration_s: 1 };
+              const spike = step === 5000 ? 9 : 3 - step / 1e5;
+              return step % every ? report : { ...report, eval_loss: spike };
+            }));
+            most = Math.max(most, curve.step.length);
+          }
+          const evaluated = curve.eval_loss.filter(Boolean);
+          return [most, evaluated.includes(9), curve.step.at(-1), evaluated.length];
+        }""",
+        every,
+    )
+    most, has_spike, last, evaluated = found
+    assert (most <= 6100, has_spike, last) == (True, True, 40_000)
+    # Few evaluations all stay.
+    assert every < 50 or evaluated == 800
+
+
 def shows_steps(visit: Visit, first: int, last: int) -> None:
     """All charts show them, and say so."""
     visit.page.get_by_role(

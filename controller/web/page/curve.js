@@ -17,6 +17,8 @@ export const GROUPS = {
 };
 // More points than this on a chart cost time and show nothing.
 const MOST = 6000;
+// Of these in the older half, so that a job that evaluates often has no more.
+const MOST_EVALUATED = MOST / 4;
 
 export function emptyCurve() {
   return Object.fromEntries(NAMES.map((name) => [name, []]));
@@ -71,12 +73,25 @@ function fillBack(columns, last) {
   }
 }
 
-/** Every other row of the older half, while there are too many. */
+/** Every other row of the older half, while there are too many; of evaluated rows as `lessOften` has it. */
 function thinned(columns) {
   const length = columns.step.length;
   if (length <= MOST) return columns;
-  const isKept = (_, index) => index % 2 === 0 || index > length / 2 || columns.eval_loss[index] !== null;
+  const evaluated = lessOften(columns.eval_loss, length / 2);
+  const isKept = (_, index) => index > length / 2 || (columns.eval_loss[index] === null ? index % 2 === 0 : evaluated.has(index));
   return Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, values.filter(isKept)]));
+}
+
+/** Rows up to `last` that were evaluated: all, or of each four that with the lowest and that with the highest loss. */
+function lessOften(losses, last) {
+  const rows = [...losses.keys()].filter((row) => row <= last && losses[row] !== null);
+  if (rows.length <= MOST_EVALUATED) return new Set(rows);
+  const kept = new Set();
+  for (let first = 0; first < rows.length; first += 4) {
+    const group = rows.slice(first, first + 4).sort((a, b) => losses[a] - losses[b]);
+    kept.add(group[0]).add(group.at(-1));
+  }
+  return kept;
 }
 
 /** The sum of columns, null where none of them is known. */
