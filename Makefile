@@ -34,7 +34,7 @@ ALONE := tests/agent/test_real_oom.py
 # These have a browser, or a program that opens traces: `make test-web`.
 IN_BROWSER := $(addprefix tests/web/, test_browser.py test_editor.py test_perfetto.py test_trends_page.py test_held_out_page.py \
 	test_gestures.py test_curve_marks.py test_checkpoints_page.py test_attempts_page.py \
-	test_live_page.py test_cube.py test_heat_map_page.py test_links.py)
+	test_live_page.py test_cube.py test_heat_map_page.py test_links.py test_logs_page.py)
 test: $(STAMP)
 	$(MAKE) --jobs 2 lint rewritten
 	$(BIN)/pytest -rs -n 3 --dist loadfile --no-loadscope-reorder \
