@@ -109,9 +109,10 @@ From `tests/sim/results`, made with `--no-what-if --json`; each has its command 
 
 The row of 1,536 nodes was made five times, of the same faults. In the second one agents and
 controller exchange the messages of the wire. In the third, copies of host memory are where agents
-place them, and a rack's nodes have neighbouring places in the job. In the fourth, nodes say in which
-rack they stand, and copies leave it. In the fifth, which is the row above, a suspect is
-[swapped](../explanation/recovery.md#the-ladder) for a checked standby, and checked while the job goes on:
+place them, and a rack's nodes have neighbouring places in the job. In the fourth, nodes say in
+which rack they stand, and copies leave it. In the fifth, which is the row above, a suspect is
+[swapped](../explanation/recovery.md#the-ladder) for a checked standby, and checked while the job
+goes on:
 
 | | first | messages | copies | racks | swaps |
 |---|---|---|---|---|---|
@@ -138,14 +139,14 @@ rack they stand, and copies leave it. In the fifth, which is the row above, a su
   The rack takes with it most of the nodes that keep its copies, and the job goes 55 steps back to
   its newest checkpoint; before, its nodes had places far apart, and it lost none.
 - *Steps, 296 to 242*: with copies in other racks it goes on from them, and loses none of the 55.
-- *ETTR, 98.43 to 99.01 %*: 0.47 points were checks after a fault, before the job went on, and 0.19 the
-  wait for a node, most of it for the check of a standby that had passed one before. A device that
-  reports a fault costs 23 s instead of 142 s.
-- *Steps, 242 to 296*: a swap loses the step whose copies were on their way; in place, the suspect's own
-  memory had it.
+- *ETTR, 98.43 to 99.01 %*: 0.47 points were checks after a fault, before the job went on, and 0.19
+  the wait for a node, most of it for the check of a standby that had passed one before. A device
+  that reports a fault costs 23 s instead of 142 s.
+- *Steps, 242 to 296*: a swap loses the step whose copies were on their way; in place, the suspect's
+  own memory had it.
 
-Of the 0.99 points that are lost, 0.41 are what steps wait for their copies to host memory; 0.33 until a
-fault is noticed; 0.18 the start of an attempt; 0.03 checks; 0.02 until there is a node.
+Of the 0.99 points that are lost, 0.41 are what steps wait for their copies to host memory; 0.33
+until a fault is noticed; 0.18 the start of an attempt; 0.03 checks; 0.02 until there is a node.
 
 The row of 12,500 nodes is older: it was made before the edge, the agents and the messages of the
 simulator were the production ones, and before swaps.
