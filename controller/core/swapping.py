@@ -109,9 +109,8 @@ def tell(ctx: Context, node: NodeRecord, verdict: str, detail: str = "") -> None
     taken out."""
     incident = node.taken_out_for and ctx.state.incidents.get(node.taken_out_for)
     if incident and incident.state is not IncidentState.CLOSED:
-        found = (*incident.findings, (node.node, verdict))
-        detail = f"{node.node}: {verdict}{': ' if detail else ''}{detail}"
-        ctx.note(replace(incident, findings=found), "diagnostics", detail)
+        # No finding: another fault would be judged by it, and the node is not of this job any more.
+        ctx.note(incident, "diagnostics", f"{node.node}: {verdict}{': ' if detail else ''}{detail}")
 
 
 def _is_there(ctx: Context, job: JobRecord, node_id: NodeId) -> bool:

@@ -12,7 +12,6 @@ from tests.chaos.orders import Desk
 from tests.controller.processes import controller
 from tests.e2e.by_hand import QUICK_CHECKS
 from tests.e2e.cluster import Cluster
-from tests.e2e.held import obeyed
 from tests.e2e.losing import lose_node
 
 pytestmark = pytest.mark.timeout(400)
@@ -32,14 +31,7 @@ NODES = 6
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    desk = Desk(tmp_path_factory.mktemp("orders"))
-    with obeyed(desk):
-        yield desk
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, desk: Desk) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory, lasting_desk: Desk) -> Iterator[Cluster]:
     nodes = ("--local-nodes", str(NODES), "--workers-per-node", "1")
     state_dir = tmp_path_factory.mktemp("racks") / "state"
     with controller(state_dir, *nodes, "--agent-command", shlex.join(AGENT)) as process:
@@ -49,16 +41,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, desk: Desk) -> Iterator[Cl
 
 
 def test_a_job_that_loses_a_rack_goes_on_from_the_memory_of_other_racks(
-    cluster: Cluster, desk: Desk
+    cluster: Cluster, lasting_desk: Desk
 ) -> None:
-    desk.slow_down("steps", step_s=STEP_S)
+    lasting_desk.slow_down("steps", step_s=STEP_S)
     job_id = cluster.submit(**CHANGES)
     cluster.wait_step(job_id, 10)
     nodes = list(cluster.job(job_id).nodes)
     # In the order of their ranks nodes of a rack are neighbours.
     for node in nodes[:2]:
         lose_node(cluster.state_dir, node)
-    desk.speed_up()
+    lasting_desk.speed_up()
 
     job = cluster.wait_state(job_id, "SUCCEEDED")
     assert not set(nodes[:2]) & set(job.nodes)

@@ -12,7 +12,6 @@ from tests.chaos.orders import Desk
 from tests.controller.processes import Controller, controller
 from tests.e2e.by_hand import QUICKLY_CHECKED
 from tests.e2e.cluster import Cluster, wait_for
-from tests.e2e.held import obeyed
 from tests.e2e.losing import lose_node, memory_folder
 
 pytestmark = pytest.mark.timeout(400)
@@ -32,14 +31,7 @@ NODES = 7
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    desk = Desk(tmp_path_factory.mktemp("orders"))
-    with obeyed(desk):
-        yield desk
-
-
-@pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory, desk: Desk) -> Iterator[Controller]:
+def process(tmp_path_factory: pytest.TempPathFactory, lasting_desk: Desk) -> Iterator[Controller]:
     nodes = ("--local-nodes", str(NODES), "--workers-per-node", "1", *QUICKLY_CHECKED)
     with controller(tmp_path_factory.mktemp("replicas") / "state", *nodes) as it:
         yield it
@@ -76,16 +68,16 @@ def commits(cluster: Cluster, job_id: str) -> list[Path]:
     ],
 )
 def test_job_that_loses_a_node_and_its_memory_goes_on_from_the_other_ones_memory(
-    cluster: Cluster, process: Controller, desk: Desk, parallel: dict[str, Any], place: int
+    cluster: Cluster, process: Controller, lasting_desk: Desk, parallel: dict[str, Any], place: int
 ) -> None:
     changes = {"steps": STEPS, "model": MODEL, "parallel": parallel}
-    desk.slow_down("steps", step_s=STEP_S)
+    lasting_desk.slow_down("steps", step_s=STEP_S)
     job_id = cluster.submit(**changes, checkpoint=NO_STORAGE)
     cluster.wait_step(job_id, 10)
     lost = cluster.job(job_id).nodes[place]
     assert not commits(cluster, job_id)
     lose_node(process.state_dir, lost)
-    desk.speed_up()
+    lasting_desk.speed_up()
 
     job = cluster.wait_state(job_id, "SUCCEEDED")
     assert job.attempt == 2
@@ -109,16 +101,16 @@ def test_copies_are_gone_from_memory_when_the_job_has_ended(
 
 
 def test_losing_a_node_together_with_the_holder_of_its_copies_goes_back_to_storage(
-    cluster: Cluster, process: Controller, desk: Desk
+    cluster: Cluster, process: Controller, lasting_desk: Desk
 ) -> None:
     changes = {"steps": STEPS, "model": MODEL, "parallel": STAGES}
-    desk.slow_down("steps", step_s=STEP_S)
+    lasting_desk.slow_down("steps", step_s=STEP_S)
     job_id = cluster.submit(**changes, checkpoint={"storage_interval_steps": 5, "replicas": 1})
     wait_for(lambda: commits(cluster, job_id), "a checkpoint in storage")
     cluster.wait_step(job_id, 12)
     for node in list(cluster.job(job_id).nodes):
         lose_node(process.state_dir, node)
-    desk.speed_up()
+    lasting_desk.speed_up()
     cluster.wait_state(job_id, "SUCCEEDED")
     job = cluster.job(job_id)
     found = logs(cluster, job_id, job.attempt)

@@ -19,8 +19,10 @@ from tests.controller.processes import UP, Controller, controller
 from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.throttled import throttled
 from tests.web import pipelines
-from tests.web.browser import HURRIED, Answers, Visit, browser
+from tests.web.browser import HURRIED, Answers, Visit
 from tests.web.glow import WATCH, glowing
+
+pytestmark = pytest.mark.usefixtures("closed_pages")
 
 # Hangs are shown here and not acted upon, so that they last until they were seen.
 SPEC = """\
@@ -57,20 +59,6 @@ PAGES = (
     "/incidents/JOB.i1",
     "/submit",
 )
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as launched:
-        yield launched
-
-
-@pytest.fixture(autouse=True)
-def closed_pages(chromium: Any) -> Iterator[None]:
-    """Pages that stay open follow their jobs, and each makes the next one slower."""
-    yield
-    for context in chromium.contexts:
-        context.close()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +11,10 @@ import pytest
 from controller.web.messages import as_json
 from outlast.v1 import ranks_pb2
 from tests.web.alone import called, visit_alone
-from tests.web.browser import Visit, browser
+from tests.web.browser import Visit
 from tests.web.glow import WATCH, Point, arrows, glowing
+
+pytestmark = pytest.mark.usefixtures("closed_pages")
 
 JOB_ID = "gpt-1"
 TP, PP, DP = 2, 2, 3
@@ -24,19 +25,6 @@ VIEWS = [(0, 37), (90, 37), (135, 60), (200, 90), (313, 10)]
 EXACT_PX = 1.5
 # An arrow's curve ends where its head begins.
 HEAD_PX = 8
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as launched:
-        yield launched
-
-
-@pytest.fixture(autouse=True)
-def closed_pages(chromium: Any) -> Iterator[None]:
-    yield
-    for context in chromium.contexts:
-        context.close()
 
 
 def hanging() -> dict[str, Any]:

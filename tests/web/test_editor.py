@@ -12,7 +12,6 @@ import pytest
 
 from outlast.spec import JobSpec
 from tests.web.alone import HOST, Refusal, called, serve
-from tests.web.browser import browser
 
 SPEC = """\
 name: my-job # a: comment
@@ -36,12 +35,6 @@ text: |
   a: b
 last: 1
 """
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as launched:
-        yield launched
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.controller.processes import controller
 from tests.e2e.cluster import Cluster, wait_for
-from tests.web.browser import Visit, browser
+from tests.web.browser import Visit
 
 PHONE = {"viewport": {"width": 390, "height": 640}, "has_touch": True}
 # As in timeline.js and heatmap.js: what of a picture is left of and below its whole.
@@ -21,12 +21,6 @@ LEFT_PX, MAP_LEFT_PX, BOTTOM_PX = 56, 60, 18
 # Of a pixel in what is seen, and of the digits of the label that says what is seen.
 EXACT = 0.02
 NUM_ROWS = 32
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as launched:
-        yield launched
 
 
 @pytest.fixture(scope="module")

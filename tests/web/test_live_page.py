@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,9 @@ from controller.web.messages import as_json
 from outlast.v1 import common_pb2, jobs_pb2, trends_pb2
 from tests.e2e.cluster import wait_for
 from tests.web.alone import HOST, Answers, Refusal, called, say, serve, visit_alone
-from tests.web.browser import HURRIED, Visit, browser
+from tests.web.browser import HURRIED, Visit
+
+pytestmark = pytest.mark.usefixtures("closed_pages")
 
 JOB_ID = "gpt-1"
 CURVE, EVENTS = f"jobs/{JOB_ID}/curve", "/events"
@@ -42,19 +43,6 @@ window.fetch = (url, ...rest) => {
   if (url.includes("/curve")) streamsWhenRead.push(open.length);
   return read(url, ...rest);
 };"""
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as launched:
-        yield launched
-
-
-@pytest.fixture(autouse=True)
-def closed_pages(chromium: Any) -> Iterator[None]:
-    yield
-    for context in chromium.contexts:
-        context.close()
 
 
 def report(step: int, attempt: int, loss: float = 2.0, **given: Any) -> common_pb2.StepReport:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,25 +10,14 @@ from controller.web.messages import as_json
 from outlast.v1 import jobs_pb2
 from tests.e2e.cluster import wait_for
 from tests.web.alone import HOST, say, serve
-from tests.web.browser import HURRIED, Visit, browser
+from tests.web.browser import HURRIED, Visit
 from tests.web.test_live_page import EVENTS, JOB_ID, answers, curve_of, opened
+
+pytestmark = pytest.mark.usefixtures("closed_pages")
 
 LOGS = "/logs/events"
 # The stream of logs, if it is open.
 OWN = "[...streams].find((each) => each.path.endsWith('/logs/events'))"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as launched:
-        yield launched
-
-
-@pytest.fixture(autouse=True)
-def closed_pages(chromium: Any) -> Iterator[None]:
-    yield
-    for context in chromium.contexts:
-        context.close()
 
 
 def log_chunk(text: str, rank: int = 0, **given: Any) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from outlast.trace.tracks import Mark
 from tests.trace.large import LAYOUT as LARGE
 from tests.trace.large import MICRO_BATCHES, STEPS
 from tests.trace.test_trace import MS, a_pass, a_phase, operation, rank_of, step
-from tests.web.browser import browser
 from tests.web.trace_processor import TraceProcessor, page_of_perfetto
 
 LAYOUT = Layout(tp=2, pp=2)
@@ -64,12 +63,6 @@ def a_message(is_sender: bool, at_ms: float, *, sequence: int) -> TracedOperatio
 
 RANKS = [a_rank(number) for number in range(4)]
 MARKS = [Mark(name="incident a.i1", at_ns=(BEGUN_MS + 150) * MS, facts={"action": "restart"})]
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as launched:
-        yield launched
 
 
 @pytest.fixture(scope="module", params=["json", "pftrace"])
