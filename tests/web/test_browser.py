@@ -114,7 +114,9 @@ def test_a_job_trains_before_ones_eyes(chromium: Any, running: Controller, job_i
     visit.page.get_by_role("combobox", name="Attempt").select_option("all")
     visit.page.get_by_label("Search whole logs").fill("from the begin+ing")
     visit.page.keyboard.press("Enter")
-    visit.page.get_by_text(re.compile(r"^\d{4}-\d\d-\d\d .*\[attempt 1 \S+ rank \d+\] ")).wait_for()
+    line = re.compile(r"^\d{4}-\d\d-\d\d .*\[attempt 1 \S+ rank \d+\] ")
+    # Of both ranks, which may come one after the other.
+    visit.page.get_by_text(line).first.wait_for()
     visit.is_fit_for_all()
     visit.page.get_by_label("Search whole logs").fill("(")
     visit.page.keyboard.press("Enter")
