@@ -33,7 +33,7 @@ ENVIRONMENT = ("OUTLAST_CA", "OUTLAST_TOKEN_FILE", "OUTLAST_TLS_DIR")
 # As cert-manager and `kubectl create secret tls` name them.
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.crt", "tls.crt", "tls.key"
 _MAX_BYTES = 1 << 20
-# Whoever has a session locked asks its issuer twice at most, for 20 s each.
+# The holder of a session's lock asks the issuer twice at most, for 20 s each.
 _LOCK_S = 60.0
 _LOCK_LOOK_S = 0.05
 

@@ -102,8 +102,11 @@ def start(ctx: Context, job: JobRecord, reason: str) -> None:
         deadline_s=ctx.now_s + job.plan.first_step_timeout_s,
     )
     record = _record_of(ctx, job, places)
-    before = ctx.state.attempts.get(job.job_id)
-    ctx.record(AttemptPut(attempt=copies.with_new_nodes(record, last, before)))
+    before, incident = ctx.state.attempts.get(job.job_id), ctx.incident_of(last)
+    # Without a fault of that attempt it is not known how far it came.
+    is_its_own = incident is not None and incident.attempt == last.attempt
+    step = incident.fault_step if incident is not None and is_its_own else -1
+    ctx.record(AttemptPut(attempt=copies.with_new_nodes(record, last, before, step)))
     for node_id in places:
         ctx.open_command(
             CommandId(f"{job.job_id}/a{attempt}/start/{node_id}"),

@@ -66,14 +66,14 @@ def unfilled(job: JobRecord, attempt: AttemptRecord | None, step: int) -> frozen
 
 
 def with_new_nodes(
-    attempt: AttemptRecord, job: JobRecord, before: AttemptRecord | None
+    attempt: AttemptRecord, job: JobRecord, before: AttemptRecord | None, step: int
 ) -> AttemptRecord:
     """An attempt with those of its nodes that begin without what they are to keep for others;
-    `before` is the attempt until now, `job` as it was in that."""
+    `before` is the attempt until now, which came to `step`, `job` as it was in that."""
     names = attempt.nodes
     if before is None or len(before.nodes) != len(names):
         return replace(attempt, all_new=True)
-    without = unfilled(job, before, job.last_fault_step)
+    without = unfilled(job, before, step)
     is_elsewhere = before.replica_shift != attempt.replica_shift
     pairs = zip(before.nodes, names, strict=True)
     new = tuple(name for old, name in pairs if is_elsewhere or old != name or name in without)

@@ -240,6 +240,18 @@ def test_pods_say_whose_workers_they_hold() -> None:
     )
 
 
+def test_no_host_is_brought_for_a_node_that_is_checked_away_from_its_job() -> None:
+    """It comes back, or is quarantined; then another one is wanted."""
+    nodes = (node("host-1", NodeState.ASSIGNED), node("host-2", NodeState.VALIDATING))
+    pods = (pod("outlast-agent-0", on="host-1", job="gpt-1"), pod("outlast-agent-1", on="host-2"))
+    hosts = (host("host-1"), host("host-2"))
+    seen = view(num_wanted=2, nodes=nodes, pods=pods, hosts=hosts)
+    assert Reconciler(CONFIG).plan(seen).actions == ()
+    excluded = (nodes[0], node("host-2", NodeState.VALIDATING, quarantine=SESSION))
+    seen = view(num_wanted=2, nodes=excluded, pods=pods, hosts=hosts)
+    assert any(isinstance(each, CreatePod) for each in Reconciler(CONFIG).plan(seen).actions)
+
+
 def test_jobs_are_told_once_what_their_pods_wait_for() -> None:
     why = "Unschedulable: 0/4 nodes are available"
     seen = view(num_wanted=2, pods=(pod("outlast-agent-0"), pod("outlast-agent-1", detail=why)))

@@ -194,6 +194,23 @@ def test_the_second_fault_of_a_connection_on_one_node_is_of_this_one() -> None:
     assert driver.job().state is JobState.STARTING
 
 
+def test_how_far_an_earlier_attempt_came_says_nothing_of_copies() -> None:
+    """The job went back from step 100, did one step with a new node, and was paused."""
+    driver = trains()
+    driver.lose("n1")
+    (stop,) = (each for each in driver.machine.state.commands if "/stop/n2" in each)
+    driver.answer(stop, completed_step=100)
+    driver.answer_all("/start/")
+    driver.advanced(51, resumed_step=50)
+    driver.send(ev.JobPauseRequested(job_id=JOB))
+    driver.answer_all("/stop/")
+    driver.send(ev.JobResumeRequested(job_id=JOB))
+    driver.answer_all("/suite/")
+    attempt = driver.machine.state.attempts[JOB]
+    assert (attempt.attempt, attempt.nodes) == (3, ("n3", "n2"))
+    assert "n3" in attempt.new_nodes
+
+
 def test_a_connection_that_is_lost_once_names_no_node() -> None:
     driver = trains(in_place_restarts=0)
     driver.advanced(30)
