@@ -89,7 +89,7 @@ class Visit:
             for each in found
             if each["impact"] in ("serious", "critical")
         ]
-        assert grave == []
+        assert grave == [], grave
         assert set(self.page.evaluate(_TYPE_SIZES)) <= TYPE_SCALE
         assert (self.complaints, self.foreign) == ([], [])
 

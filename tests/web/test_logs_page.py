@@ -67,6 +67,17 @@ def test_logs_are_followed_from_their_first_tail_on(logs: tuple[Visit, Any]) -> 
     assert distance_to_end(box) < 2
 
 
+def test_another_choice_begins_with_an_empty_box(logs: tuple[Visit, Any]) -> None:
+    visit, _ = logs
+    say(visit, LOGS, "chunk", log_chunk(numbered(range(700))))
+    visit.shows("700 lines")
+    visit.page.get_by_label("Search whole logs").fill("line 6")
+    visit.page.keyboard.press("Enter")
+    visit.shows("No line that was read is of this kind.")
+    visit.shows("0 lines")
+    visit.is_fit_for_all()
+
+
 def test_a_last_line_that_has_not_ended_is_shown(logs: tuple[Visit, Any]) -> None:
     visit, box = logs
 

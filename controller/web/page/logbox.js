@@ -42,6 +42,7 @@ export class LogBox {
       if (this.#isHeld() !== this.#wasHeld) this.#soon();
     };
     document.addEventListener("selectionchange", this.selected);
+    told({ shown: 0, isHeld: false });
   }
 
   /** More whole lines, and the last ones that have not ended. */

@@ -119,5 +119,5 @@ function OpenLogs({ job }) {
       <span class="quiet">${shown} lines${isHeld && ", new ones wait while text is selected"}</span>
     </div>
     <${Failure} error=${error} />
-    <pre class="logs" ref=${box} tabindex="0" aria-label="Output of ranks"><span class="lines" ref=${inside}></span>${shown === 0 && none}</pre>`;
+    <pre class="logs" ref=${box} tabindex="0" role="log" aria-live="off" aria-label="Output of ranks"><span class="lines" ref=${inside}></span>${shown === 0 && none}</pre>`;
 }
