@@ -142,3 +142,11 @@ class Layout:
             case _:
                 known = "tp, dp, pp, cp, ep, expert_dp"
                 raise ValueError(f"group kind {kind!r} is not one of {known}")
+
+
+def folds(schedule: str) -> bool:
+    """Whether a pipeline of this schedule comes back to the stage where it begins.
+
+    Every second chunk of the model then goes through the stages from the last to the first.
+    """
+    return schedule == "zb-v"

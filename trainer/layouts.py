@@ -7,7 +7,7 @@ long its step is by `trainer.core.projection`, and which are looked at by
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -132,6 +132,9 @@ def _uses(
         modes,
         _zeros(parallel, degrees, held),
     ):
+        num_micro_batches = spec.data.global_batch // degrees["dp"] // micro_batch
+        if _is_idle_v(stages, num_micro_batches, degrees["pp"]) and "schedule" not in held:
+            continue
         changes = {"micro_batch": micro_batch, **stages, "recompute": mode, "zero": zero}
         if "tp_chunks" not in held and degrees["tp"] > 1:
             changes["tp_chunks"] = _CHUNKS
@@ -156,6 +159,8 @@ def _stages(spec: JobSpec, pp: int, held: Collection[str]) -> list[dict[str, Any
             {"schedule": "interleaved", "virtual_stages": chunks}
             for chunks in divisors(layers // pp)[1:]
         ]
+    if pp > 1 and layers >= 2 * pp:
+        found.append({"schedule": "zb-v", "virtual_stages": 2})
     return [
         each
         for each in found
@@ -164,6 +169,11 @@ def _stages(spec: JobSpec, pp: int, held: Collection[str]) -> list[dict[str, Any
             for name in ("schedule", "virtual_stages")
         )
     ]
+
+
+def _is_idle_v(stages: Mapping[str, Any], num_micro_batches: int, pp: int) -> bool:
+    """Whether ZB-V waits about as long as ZB-H1, of which it then has no more than the messages."""
+    return stages["schedule"] == "zb-v" and num_micro_batches < 2 * pp
 
 
 def _zeros(

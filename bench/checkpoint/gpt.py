@@ -82,6 +82,7 @@ def mesh_of(rank: Rank, spec: JobSpec) -> Mesh:
         timeout_s=600,
         recorder=NoBox(),
         tied_embeddings=spec.model.tied_embeddings,
+        folds=spec.parallel.folds,
         gloo_interface=rank.interface,
     )
 

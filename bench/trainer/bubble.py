@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 CASES = tuple(
     (stages, chunks, name)
     for stages in (2, 4, 8)
-    for name, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1))
+    for name, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 2))
 )
 # Long beside what the engine and a process switch take.
 WAIT_S = 0.04
@@ -103,18 +103,19 @@ def run(
     rank: Rank, *, stages: int, chunks: int, schedule: str, micro_batches: int, rounds: int
 ) -> dict[str, Any]:
     """The bubble of each round: the share of all ranks' time in which they did not compute."""
-    mesh = quiet_mesh(rank, Layout(pp=stages))
+    plan = schedules.build(schedule, stages, micro_batches, num_chunks=chunks)
+    mesh = quiet_mesh(rank, Layout(pp=stages), folds=plan.folds)
+    ends = plan.loss_chunk(mesh.at.pp)
     real = stages == 2
     parts = [
         _Chunk(
             mesh,
-            is_last=mesh.is_last_stage and chunk == chunks - 1,
+            is_last=chunk == ends,
             products=12 // chunks if real else 0,
             seconds=0.0 if real else WAIT_S / chunks,
         )
         for chunk in range(chunks)
     ]
-    plan = schedules.build(schedule, stages, micro_batches, num_chunks=chunks)
     engine = PipelineEngine(parts, mesh, plan, boundary=_BOUNDARY)
     batches = [MicroBatch(tokens=torch.zeros(1), targets=torch.zeros(1))] * micro_batches
     bubbles = []
@@ -154,6 +155,8 @@ def _case(stages: int, chunks: int, name: str, options: Options) -> dict[str, An
     theory = schedules.bubble_share(stages, case["micro_batches"], chunks)
     if name == "zb-h1":
         theory = schedules.zero_bubble_share(stages, case["micro_batches"])
+    elif name == "zb-v":
+        theory = schedules.zero_bubble_v_share(stages, case["micro_batches"])
     measured = statistics.median(found["bubble"])
     row = {**case, **found, "theory": theory, "points_over_theory": 100 * (measured - theory)}
     print(f"p={stages} v={chunks} {name}: bubble {measured:.3f}, theory {theory:.3f}", flush=True)

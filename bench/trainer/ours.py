@@ -96,6 +96,7 @@ class Ours:
             timeout_s=600,
             recorder=box,
             tied_embeddings=spec.model.tied_embeddings,
+            folds=spec.parallel.folds,
             gloo_interface=interface,
         )
         state = build_state(spec, self.mesh, folder / "data")

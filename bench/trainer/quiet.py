@@ -33,7 +33,7 @@ class NoBox:
         pass
 
 
-def quiet_mesh(rank: Rank, layout: Layout) -> Mesh:
+def quiet_mesh(rank: Rank, layout: Layout, *, folds: bool = False) -> Mesh:
     """The groups of `layout`; a benchmark's ranks make them once."""
     return build_mesh(
         layout,
@@ -43,5 +43,6 @@ def quiet_mesh(rank: Rank, layout: Layout) -> Mesh:
         timeout_s=300,
         recorder=NoBox(),
         tied_embeddings=False,
+        folds=folds,
         gloo_interface=rank.interface,
     )

@@ -77,7 +77,7 @@ def warnings(spec: JobSpec, found: Plan, projected: Projected | None) -> list[st
     elif found.bubble > _LARGE_BUBBLE:
         lines.append(
             f"{100 * found.bubble:.0f} % of a step is bubble: more micro-batches, virtual "
-            "stages with the schedule interleaved, or the schedule zb-h1 make it smaller"
+            "stages with the schedule interleaved, or the schedules zb-h1 and zb-v make it smaller"
         )
     if parallel.tp > spec.workers_per_node:
         lines.append(

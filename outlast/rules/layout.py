@@ -18,6 +18,7 @@ MAX_RANKS = 2**20
 MAX_RANKS_WITH_REPLICAS = 2**17
 # Longer examples are not read.
 _MAX_CHUNKS_SHOWN = 64
+_CHUNKS_OF_V = 2
 
 
 def check(spec: JobSpec) -> list[FieldProblem]:
@@ -203,7 +204,15 @@ def _check_schedule(spec: JobSpec) -> list[FieldProblem]:
         field = "parallel.extra_warmup"
         return [only_with(field, parallel.extra_warmup, "parallel.pp > 1", 1)]
     problems = []
-    if parallel.schedule != "interleaved" and parallel.virtual_stages > 1:
+    if parallel.schedule == "zb-v" and parallel.virtual_stages != _CHUNKS_OF_V:
+        problems.append(
+            FieldProblem(
+                field="parallel.virtual_stages",
+                message=f"is {parallel.virtual_stages} with parallel.schedule = zb-v; allowed: "
+                f"{_CHUNKS_OF_V}",
+            )
+        )
+    if parallel.schedule not in ("interleaved", "zb-v") and parallel.virtual_stages > 1:
         needed, chunks = "parallel.schedule = interleaved", parallel.virtual_stages
         problems.append(only_with("parallel.virtual_stages", chunks, needed, parallel.schedule))
     if parallel.schedule == "interleaved" and parallel.virtual_stages == 1:
@@ -216,7 +225,7 @@ def _check_schedule(spec: JobSpec) -> list[FieldProblem]:
                 f"{allowed}the schedule 1f1b",
             )
         )
-    if parallel.pp == 1 and parallel.schedule in ("interleaved", "zb-h1"):
+    if parallel.pp == 1 and parallel.schedule in ("interleaved", "zb-h1", "zb-v"):
         problems.append(
             FieldProblem(
                 field="parallel.schedule",
@@ -274,11 +283,13 @@ def _check_zero(spec: JobSpec) -> list[FieldProblem]:
     if zero.reduce_after is not None and zero.level < 2:
         needed, field = "parallel.zero.level 2 or 3", "parallel.zero.reduce_after"
         problems.append(only_with(field, zero.reduce_after, needed, zero.level))
-    if zero.reduce_after == "micro_batch" and spec.parallel.schedule == "zb-h1":
+    schedule = spec.parallel.schedule
+    if zero.reduce_after == "micro_batch" and schedule in ("zb-h1", "zb-v"):
         problems.append(
             FieldProblem(
                 field="parallel.zero.reduce_after",
-                message="is micro_batch, which saves no memory with parallel.schedule = zb-h1: "
+                message=f"is micro_batch, which saves no memory with parallel.schedule = "
+                f"{schedule}: "
                 "gradients of several micro-batches are being summed at a time; allowed: step, or "
                 "the schedules 1f1b, gpipe and interleaved",
             )

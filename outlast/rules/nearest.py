@@ -79,10 +79,12 @@ def _candidates(spec: JobSpec) -> Iterator[ParallelSpec]:
 
 def _variants(parallel: ParallelSpec, degrees: dict[str, int]) -> Iterator[ParallelSpec]:
     """With what else is wanted, without its list of layers, and with plain 1F1B."""
+    if parallel.folds:
+        yield parallel.model_copy(update={**degrees, "virtual_stages": 2})
     yield parallel.model_copy(update=degrees)
     without = {"layer_split": None, **degrees}
     yield parallel.model_copy(update=without)
-    if parallel.schedule in ("interleaved", "zb-h1") or parallel.virtual_stages > 1:
+    if parallel.schedule in ("interleaved", "zb-h1", "zb-v") or parallel.virtual_stages > 1:
         yield parallel.model_copy(update={**without, "schedule": "1f1b", "virtual_stages": 1})
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from outlast.flops import ModelShape
-from outlast.layout import Layout
+from outlast.layout import Layout, folds
 from outlast.sizing.partition import ModelPart, stage_parts
 
 # What decides the cost of a layer besides the model: recompute, window, rotation, experts.
@@ -143,18 +143,30 @@ class PlanInput:
             stage=stage,
             num_stages=self.layout.pp,
             num_chunks=self.virtual_stages,
+            folds=self.folds,
             given=self.layer_split,
         )
 
     @property
     def splits_backward(self) -> bool:
         """Gradients of weights are put off."""
-        return self.schedule == "zb-h1"
+        return self.schedule in ("zb-h1", "zb-v")
+
+    @property
+    def folds(self) -> bool:
+        """Both ends of the model are on the first stage."""
+        return folds(self.schedule)
+
+    @property
+    def shares_table(self) -> bool:
+        """Both chunks of the first stage use the one embedding."""
+        return self.model.tied_embeddings and self.folds
 
     @property
     def splits_tied_table(self) -> bool:
         """Two chunks hold a copy of the embedding each."""
-        return self.model.tied_embeddings and self.layout.pp * self.virtual_stages > 1
+        has_two = self.layout.pp * self.virtual_stages > 1 and not self.folds
+        return self.model.tied_embeddings and has_two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,9 @@
 """Which layers every model chunk of a pipeline holds. Uneven splits are allowed.
 
 A pipeline of `p` stages with `v` chunks each cuts the model into `p * v` parts;
-part `c * p + s` is chunk `c` of stage `s` (Narayanan et al., arXiv 2104.04473, 2.2).
+part `c * p + s` is chunk `c` of stage `s` (Narayanan et al., arXiv 2104.04473, 2.2). Where it
+folds, every second chunk goes through the stages backwards: two chunks are a V, whose ends are
+both on the first stage (ZB-V: Qi et al., arXiv 2401.10241, 6).
 """
 
 from __future__ import annotations
@@ -18,6 +20,18 @@ class ModelPart:
     layers: range
     is_first: bool
     is_last: bool
+
+
+def position_of(stage: int, chunk: int, num_stages: int, *, folds: bool = False) -> int:
+    """Which part of the model a stage holds as a chunk."""
+    along = num_stages - 1 - stage if folds and chunk % 2 else stage
+    return chunk * num_stages + along
+
+
+def chunk_at(position: int, num_stages: int, *, folds: bool = False) -> tuple[int, int]:
+    """(stage, chunk) that is a part of the model."""
+    chunk, along = divmod(position, num_stages)
+    return (num_stages - 1 - along if folds and chunk % 2 else along), chunk
 
 
 def split_layers(
@@ -51,25 +65,28 @@ def stage_parts(
     stage: int,
     num_stages: int,
     num_chunks: int = 1,
+    folds: bool = False,
     given: Sequence[int] | None = None,
 ) -> tuple[ModelPart, ...]:
     """What `stage` holds, one part a chunk."""
+    positions = tuple(
+        position_of(stage, chunk, num_stages, folds=folds) for chunk in range(num_chunks)
+    )
     split = None if given is None else tuple(given)
-    return _stage_parts(num_layers, stage, num_stages, num_chunks, split)
+    return _parts_at(num_layers, num_stages * num_chunks, positions, split)
 
 
 # A plan asks for every stage, several times, and a search plans thousands of times.
 @lru_cache(maxsize=4096)
-def _stage_parts(
-    num_layers: int, stage: int, num_stages: int, num_chunks: int, given: tuple[int, ...] | None
+def _parts_at(
+    num_layers: int, num_parts: int, positions: tuple[int, ...], given: tuple[int, ...] | None
 ) -> tuple[ModelPart, ...]:
-    ranges = _split(num_layers, num_stages * num_chunks, given)
-    positions = [chunk * num_stages + stage for chunk in range(num_chunks)]
+    ranges = _split(num_layers, num_parts, given)
     return tuple(
         ModelPart(
             layers=ranges[position],
             is_first=position == 0,
-            is_last=position == len(ranges) - 1,
+            is_last=position == num_parts - 1,
         )
         for position in positions
     )

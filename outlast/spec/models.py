@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field
 
 from outlast.detectors import DetectorsSpec
-from outlast.layout import Layout
+from outlast.layout import Layout, folds
 from outlast.model import ModelSpec
 from outlast.queueing import QueueSpec
 from outlast.recovery import RecoverySpec
@@ -85,7 +85,9 @@ class ParallelSpec(Section):
         "the matrix product beside it; 1 turns overlap off.",
     )
     virtual_stages: int = Field(
-        1, ge=1, description="Model chunks per rank; more than 1 needs schedule interleaved."
+        1,
+        ge=1,
+        description="Model chunks per rank; more than 1 needs schedule interleaved, or 2 zb-v.",
     )
     layer_split: tuple[int, ...] | None = Field(
         None,
@@ -98,10 +100,11 @@ class ParallelSpec(Section):
         "attention core. full: the whole block. A list says it for every layer.",
     )
     micro_batch: int = Field(1, ge=1, description="Sequences in one micro-batch.")
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1"] = Field(
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"] = Field(
         "1f1b",
         description="Pipeline schedule. zb-h1: 1F1B that computes gradients of weights when "
-        "nobody waits for the stage.",
+        "nobody waits for the stage. zb-v: the same with two chunks per rank, the second ones in "
+        "the opposite order, so that the model begins and ends on the first rank.",
     )
     extra_warmup: int = Field(
         0,
@@ -109,6 +112,16 @@ class ParallelSpec(Section):
         description="Schedule 1f1b: micro-batches that stages go further ahead of the last one. "
         "Hides a slow link between stages, and keeps the activations of as many more.",
     )
+
+    @property
+    def folds(self) -> bool:
+        """Whether every second chunk goes through the stages from the last to the first."""
+        return folds(self.schedule)
+
+    @property
+    def loss_stage(self) -> int:
+        """The stage on which the model ends."""
+        return 0 if self.folds else self.pp - 1
 
 
 class ScheduleSpec(Section):

@@ -20,7 +20,7 @@ from checkpoint.stage import stager as stage
 from checkpoint.stage.stager import Stager
 from outlast.blackbox import Group, Op, OpRecord
 from outlast.chosen import ChosenStart
-from outlast.layout import Layout
+from outlast.layout import Layout, folds
 from outlast.sizing.partition import stage_parts
 from outlast.skipped import StepRange
 from tests.checkpoint.copy_streams import GatedCopyStream
@@ -31,7 +31,7 @@ from trainer.core.batch import BatchPlan
 from trainer.core.context import own_places
 from trainer.data.tokens import NO_TARGET
 from trainer.model.config import GptConfig
-from trainer.model.gpt import GptChunk
+from trainer.model.gpt import chunks_of
 from trainer.model.parameters import FlatParameters
 from trainer.optim.clip import squared_norm_share
 from trainer.parallel.comm import Recorder
@@ -92,6 +92,7 @@ def mesh_of(
     tied: bool = True,
     recorder: Recorder | None = None,
     store: Any = None,
+    folds: bool = False,
 ) -> Mesh:
     """The groups of a layout; they meet at `store`, if it is open already."""
     return build_mesh(
@@ -102,13 +103,14 @@ def mesh_of(
         timeout_s=60,
         recorder=recorder or Silent(),
         tied_embeddings=tied,
+        folds=folds,
         gloo_interface="lo",
     )
 
 
 def loss_and_gradients(context: RankContext, case: Case) -> dict[str, Any]:
     """One forward and backward of the whole layout; this rank's shards of the gradients."""
-    mesh = mesh_of(context, case.layout, tied=case.tied)
+    mesh = mesh_of(context, case.layout, tied=case.tied, folds=folds(case.schedule))
     dtype = {"fp32": torch.float32, "fp64": torch.float64}[case.dtype]
     config = GptConfig(
         layers=case.layers,
@@ -130,9 +132,10 @@ def loss_and_gradients(context: RankContext, case: Case) -> dict[str, Any]:
         stage=mesh.at.pp,
         num_stages=mesh.layout.pp,
         num_chunks=case.virtual_stages,
+        folds=mesh.folds,
         given=case.layer_split,
     )
-    chunks = [GptChunk(config, mesh, part) for part in parts]
+    chunks = chunks_of(config, mesh, parts)
     flat = FlatParameters(chunks, tp_size=mesh.tp.size)
     flat.initialise(7)
     split = case.sequence_parallel and mesh.tp.size > 1

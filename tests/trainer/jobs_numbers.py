@@ -215,6 +215,7 @@ def _built(
         timeout_s=60,
         recorder=box,
         tied_embeddings=spec.model.tied_embeddings,
+        folds=spec.parallel.folds,
         gloo_interface="lo",
     )
     state = build_state(spec, mesh, folder / "data", node)

@@ -89,7 +89,7 @@ def batches(count: int) -> list[MicroBatch]:
 def stand_ins(mesh: Mesh, num_chunks: int, *, seconds: float = 0.0) -> list[StandIn]:
     """This stage's chunks of a model of waits."""
     return [
-        StandIn(mesh, is_last=mesh.is_last_stage and chunk == num_chunks - 1, seconds=seconds)
+        StandIn(mesh, is_last=mesh.has_loss and chunk == num_chunks - 1, seconds=seconds)
         for chunk in range(num_chunks)
     ]
 
@@ -98,7 +98,7 @@ def run_stand_ins(
     context: RankContext, layout: Layout, schedule: Schedule, seconds: float
 ) -> dict[str, Any]:
     """A step of waits: what was called in which order, and where the time went."""
-    mesh = mesh_of(context, layout, tied=False)
+    mesh = mesh_of(context, layout, tied=False, folds=schedule.folds)
     chunks = stand_ins(mesh, schedule.num_chunks, seconds=seconds)
     hooks = HookLog()
     engine = PipelineEngine(chunks, mesh, schedule, boundary=SHAPE, hooks=hooks)
@@ -224,7 +224,13 @@ def messages_noted(context: RankContext, folder: Path, schedule: Schedule) -> li
     """What the black box has of the sends and receives of a step."""
     path = folder / str(context.rank)
     recorder = Writer(path, rank=context.rank, world_size=schedule.num_stages, attempt=1)
-    mesh = mesh_of(context, Layout(pp=schedule.num_stages), tied=False, recorder=recorder)
+    mesh = mesh_of(
+        context,
+        Layout(pp=schedule.num_stages),
+        tied=False,
+        recorder=recorder,
+        folds=schedule.folds,
+    )
     engine = PipelineEngine(stand_ins(mesh, schedule.num_chunks), mesh, schedule, boundary=SHAPE)
     engine.run(batches(schedule.num_micro_batches), 1.0)
     return [each for each in Reader(path).ops() if each.group is Group.PP]
@@ -263,5 +269,6 @@ def numbers_sent(context: RankContext, replicated: bool) -> tuple[float, int]:
 
 def connect(context: RankContext, schedule: Schedule) -> None:
     """Exchange something over every link, one after the other."""
-    mesh = mesh_of(context, Layout(pp=schedule.num_stages), tied=False)
+    layout = Layout(pp=schedule.num_stages)
+    mesh = mesh_of(context, layout, tied=False, folds=schedule.folds)
     Mailbox(mesh, schedule, torch.empty(1)).connect()

@@ -145,6 +145,7 @@ def _mesh_of(context: RankContext, store: Any, spec: JobSpec) -> Mesh:
         timeout_s=60,
         recorder=Silent(),
         tied_embeddings=spec.model.tied_embeddings,
+        folds=spec.parallel.folds,
         gloo_interface="lo",
     )
 

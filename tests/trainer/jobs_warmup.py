@@ -43,7 +43,8 @@ def train(
     spec = parse_spec(document)
     path = folder / f"{warms_up}-{context.rank}.box"
     box = Writer(path, rank=context.rank, world_size=context.world_size, attempt=1)
-    mesh = mesh_of(context, spec.layout, tied=spec.model.tied_embeddings, recorder=box)
+    tied, folds = spec.model.tied_embeddings, spec.parallel.folds
+    mesh = mesh_of(context, spec.layout, tied=tied, recorder=box, folds=folds)
     state = build_state(spec, mesh, folder / "data")
     state.flat.initialise(spec.seed)
     state.data_parallel.refresh()

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from outlast.layout import Layout
+from outlast.layout import Layout, folds
 from outlast.sizing.partition import stage_parts
 from tests.trainer.jobs import Case, _random_batch, mesh_of
 from tests.trainer.ranks import RankContext
@@ -16,7 +16,7 @@ from trainer.core.batch import BatchPlan
 from trainer.core.rectangles import boxes
 from trainer.model.config import GptConfig
 from trainer.model.facts import ParameterFacts
-from trainer.model.gpt import GptChunk
+from trainer.model.gpt import GptChunk, chunks_of
 from trainer.model.parameters import FlatParameters, Sharding
 from trainer.optim.adam import AdamWConfig
 from trainer.optim.adamw import FlatAdamW
@@ -51,6 +51,10 @@ class ZeroCase:
     block: str = "serial"
     virtual_stages: int = 1
 
+    def schedule(self, given: str) -> str:
+        """With several chunks the given one may have no more than one."""
+        return "interleaved" if self.virtual_stages > 1 and not folds(given) else given
+
 
 def model(case: ZeroCase, layout_case: Case, mesh: Mesh) -> tuple[list[GptChunk], FlatParameters]:
     config = GptConfig(
@@ -73,8 +77,9 @@ def model(case: ZeroCase, layout_case: Case, mesh: Mesh) -> tuple[list[GptChunk]
         stage=mesh.at.pp,
         num_stages=mesh.layout.pp,
         num_chunks=case.virtual_stages,
+        folds=mesh.folds,
     )
-    chunks = [GptChunk(config, mesh, part) for part in parts]
+    chunks = chunks_of(config, mesh, parts)
     sharding = Sharding(level=case.level, index=mesh.dp.index, count=mesh.dp.size)
     flat = FlatParameters(chunks, tp_size=mesh.tp.size, sharding=sharding)
     flat.initialise(7)
@@ -109,7 +114,12 @@ def train_cases(
     context: RankContext, layout_case: Case, cases: tuple[ZeroCase, ...], steps: int
 ) -> list[dict[str, Any]]:
     """Train the same model once for each case; losses, norms and the rank's weights."""
-    mesh = mesh_of(context, layout_case.layout, tied=layout_case.tied)
+    mesh = mesh_of(
+        context,
+        layout_case.layout,
+        tied=layout_case.tied,
+        folds=folds(layout_case.schedule),
+    )
     return [_train(mesh, layout_case, case, steps) for case in cases]
 
 
@@ -132,7 +142,7 @@ def _train(mesh: Mesh, layout_case: Case, case: ZeroCase, steps: int) -> dict[st
         seed=3,
     )
     schedule = schedules.build(
-        "interleaved" if case.virtual_stages > 1 else layout_case.schedule,
+        case.schedule(layout_case.schedule),
         layout_case.layout.pp,
         plan.num_micro_batches,
         num_chunks=case.virtual_stages,
@@ -183,7 +193,12 @@ def optimizer_steps(
     context: RankContext, layout_case: Case, case: ZeroCase, steps: int, phi_max: float | None
 ) -> Any:
     """LAMB on gradients made from name and step; the rank's weights after each step."""
-    mesh = mesh_of(context, layout_case.layout, tied=layout_case.tied)
+    mesh = mesh_of(
+        context,
+        layout_case.layout,
+        tied=layout_case.tied,
+        folds=folds(layout_case.schedule),
+    )
     _, flat = model(case, layout_case, mesh)
     lamb = FlatLamb(flat, LambConfig(adam=ADAM, phi_min=0.0, phi_max=phi_max), mesh)
     after = []

@@ -13,7 +13,7 @@ from trainer.core.timing import steady_micro_batches
 def on_paper(name: str, p: int, m: int, v: int, extra: int) -> tuple[int, ...]:
     schedules = (
         build(name, p, m, num_chunks=v, extra_warmup=extra),
-        forward_only(p, m, num_chunks=v),
+        forward_only(p, m, num_chunks=v, folds=name == "zb-v"),
     )
     found = [num_buffers(each, range(p)) for each in schedules]
     return tuple(sum(sum(channels[stage].values()) for channels in found) for stage in range(p))
@@ -26,6 +26,12 @@ def on_paper(name: str, p: int, m: int, v: int, extra: int) -> tuple[int, ...]:
 )
 def test_plain_schedules_follow_the_formula(name: str, extra: int, m: int, p: int) -> None:
     assert receive_buffers(name, p, m, 1, extra) == on_paper(name, p, m, 1, extra)
+
+
+@pytest.mark.parametrize("p", [2, 3, 5, 8])
+@pytest.mark.parametrize("m", [1, 2, 3, 5, 6, 8, 9, 12, 15, 33])
+def test_folded_schedules_follow_the_formula(m: int, p: int) -> None:
+    assert receive_buffers("zb-v", p, m, 2, 0) == on_paper("zb-v", p, m, 2, 0)
 
 
 @pytest.mark.parametrize(("p", "v"), [(10, 7), (2, 40), (33, 2)])

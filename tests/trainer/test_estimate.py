@@ -98,6 +98,13 @@ MEASURED: dict[str, dict[str, Any]] = {
         "model": {"tied_embeddings": False, "seq_len": 128},
     },
     "pp2_zero_bubble": {"parallel": {"pp": 2, "micro_batch": 2, "schedule": "zb-h1"}},
+    "pp2_folded": {
+        "parallel": {"pp": 2, "micro_batch": 2, "schedule": "zb-v", "virtual_stages": 2}
+    },
+    "tp2_pp2_folded": {
+        "parallel": {"tp": 2, "pp": 2, "schedule": "zb-v", "virtual_stages": 2},
+        "model": {**LLAMA, "seq_len": 128},
+    },
     "tp2_pp2_zero_bubble": {
         "parallel": {"tp": 2, "pp": 2, "schedule": "zb-h1"},
         "model": {**LLAMA, "seq_len": 128},
@@ -364,6 +371,17 @@ def test_theory_is_what_the_built_schedule_costs(
     case = Case(layout=Layout(pp=stages), schedule=name, global_batch=2 * micro_batches)
     facts = facts_of(case)
     timing = schedules.check(schedules.build(name, stages, micro_batches))
+    assert bubble(facts) == pytest.approx(timing.bubble)
+    held = tuple(peak_in_flight(facts, stage) for stage in range(stages))
+    assert held == timing.peak_in_flight
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 2), (4, 4), (4, 5), (3, 9)])
+def test_theory_of_a_folded_schedule_too(stages: int, micro_batches: int) -> None:
+    layout = Layout(pp=stages)
+    case = Case(layout=layout, layers=2 * stages, global_batch=2 * micro_batches)
+    facts = replace(facts_of(case), schedule="zb-v", virtual_stages=2)
+    timing = schedules.check(schedules.build("zb-v", stages, micro_batches, num_chunks=2))
     assert bubble(facts) == pytest.approx(timing.bubble)
     held = tuple(peak_in_flight(facts, stage) for stage in range(stages))
     assert held == timing.peak_in_flight

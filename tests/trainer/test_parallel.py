@@ -40,6 +40,30 @@ LAYOUTS = {
     "pp2-zb": Case(layout=Layout(pp=2), schedule="zb-h1"),
     "pp4-zb": Case(layout=Layout(pp=4), schedule="zb-h1", global_batch=16),
     "tp2-pp2-zb-sp": Case(layout=Layout(tp=2, pp=2), schedule="zb-h1"),
+    "pp2-zbv": Case(layout=Layout(pp=2), schedule="zb-v", virtual_stages=2),
+    "pp2-zbv-untied": Case(layout=Layout(pp=2), schedule="zb-v", virtual_stages=2, tied=False),
+    # Chunks of different sizes, and fewer micro-batches than stages.
+    "pp3-zbv-few": Case(
+        layout=Layout(pp=3),
+        schedule="zb-v",
+        virtual_stages=2,
+        layers=8,
+        layer_split=(1, 2, 1, 1, 2, 1),
+        global_batch=4,
+    ),
+    "pp4-zbv": Case(
+        layout=Layout(pp=4), schedule="zb-v", virtual_stages=2, layers=8, global_batch=20
+    ),
+    "tp2-pp2-dp2-zbv": Case(
+        layout=Layout(tp=2, pp=2, dp=2),
+        schedule="zb-v",
+        virtual_stages=2,
+        sequence_parallel=False,
+        global_batch=16,
+    ),
+    "tp2-pp2-dp2-zbv-sp": Case(
+        layout=Layout(tp=2, pp=2, dp=2), schedule="zb-v", virtual_stages=2, global_batch=16
+    ),
     "dp2": Case(layout=Layout(dp=2)),
     "dp4": Case(layout=Layout(dp=4)),
     "cp2": Case(layout=Layout(dp=2, cp=2)),

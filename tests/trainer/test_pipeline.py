@@ -39,13 +39,18 @@ def expected_loss(num_micro_batches: int, num_positions: int) -> float:
         build("interleaved", 2, 5, num_chunks=2),
         build("interleaved", 3, 2, num_chunks=2),
         build("zb-h1", 3, 5),
+        build("zb-v", 2, 6, num_chunks=2),
+        build("zb-v", 3, 2, num_chunks=2),
     ],
     ids=lambda schedule: f"{schedule.name}-{schedule.num_stages}-{schedule.num_micro_batches}",
 )
 def test_a_step_computes_what_one_process_would(ranks: RankPool, schedule: Schedule) -> None:
     found = ranks.run_once(run_stand_ins, schedule.num_stages, *_job(schedule))
     loss = expected_loss(schedule.num_micro_batches, schedule.last_position + 1)
-    assert [result["loss"] for result in found] == [0.0] * (len(found) - 1) + [loss]
+    ends, _ = schedule.chunk_at(schedule.last_position)
+    assert [result["loss"] for result in found] == [
+        loss * (stage == ends) for stage in range(schedule.num_stages)
+    ]
     # Every factor has a like part in the loss.
     for result in found:
         assert result["grads"] == [pytest.approx(loss / FACTOR)] * schedule.num_chunks

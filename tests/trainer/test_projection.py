@@ -80,6 +80,23 @@ def test_weight_gradients_fill_a_part_of_the_bubble(stages: int, micro_batches: 
     assert least_step_s(job, machine(NO_LINK_AT_ALL)) <= split.step_s
 
 
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 8), (4, 8), (4, 6), (2, 1)])
+def test_a_folded_pipeline_waits_as_its_schedule_does(stages: int, micro_batches: int) -> None:
+    """For chunks that take equally long: half of the gradients of inputs, once it is full."""
+    changes = {"global_batch": micro_batches, "schedule": "zb-v", "virtual_stages": 2}
+    job = facts(Layout(pp=stages), **changes)
+    step = fast(Layout(pp=stages), **changes)
+    forward_s = 8 / stages * BLOCK_FLOPS / 3 / FLOPS_PER_S
+    weights_s = 8 / stages * 32 * 2 * 12 * 64 * 64 / FLOPS_PER_S
+    inputs_s = 2 * forward_s - weights_s
+    if micro_batches >= 2 * stages:
+        wait_s = max(inputs_s, 2 * (inputs_s - weights_s)) / 2
+        assert step.bubble_s == pytest.approx((stages - 1) * wait_s)
+    else:
+        assert step.bubble_s > (stages - 1) * inputs_s / 2
+    assert least_step_s(job, machine(NO_LINK_AT_ALL)) <= step.step_s
+
+
 @pytest.mark.parametrize(
     ("split", "busiest"),
     [((4, 4), 4 * BLOCK_FLOPS + HEAD_FLOPS), ((6, 2), 6 * BLOCK_FLOPS)],

@@ -56,7 +56,7 @@ def opened(
         "data": {"global_batch": 8, "validation_fraction": 0.1, **data},
         "parallel": {"dp": dp, "micro_batch": 2},
     }
-    mesh = place_of(replica, is_first_stage=is_end, is_last_stage=is_end)
+    mesh = place_of(replica, is_first_stage=is_end, has_loss=is_end)
     return open_data(parse_spec(document), mesh, folder / "node")
 
 

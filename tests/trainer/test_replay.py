@@ -173,6 +173,13 @@ def test_who_made_a_gradient_without_a_norm(
     assert makers([bool(each) for each in bad], layout) == frozenset(expected)
 
 
+def test_later_chunks_spread_it_over_all_stages() -> None:
+    layout = Layout(pp=3)
+    assert makers([True, True, False], layout, num_chunks=2) == frozenset({1})
+    # The last stage's first chunk, or anybody's second one.
+    assert makers([True, True, True], layout, num_chunks=2) == frozenset()
+
+
 @pytest.mark.parametrize(
     ("kinds", "layout", "shift", "expected"),
     [

@@ -46,6 +46,7 @@ FANCY = PLAIN | {
     "tied_embeddings": False,
 }
 INTERLEAVED = {"pp": 2, "virtual_stages": 2, "schedule": "interleaved", "micro_batch": 1}
+FOLDED = {"pp": 2, "virtual_stages": 2, "schedule": "zb-v", "micro_batch": 1}
 MODELS = {"plain": PLAIN, "fancy": FANCY}
 CASES = {
     "tp2-pp2 to dp2-zero1": ({"tp": 2, "pp": 2}, {"dp": 2, "zero": {"level": 1}}, "plain"),
@@ -56,6 +57,13 @@ CASES = {
         {"tp": 2, "pp": 2, "dp": 2, "zero": {"level": 2}},
         "plain",
     ),
+    "folded to tp2-pp2-zero1": (FOLDED, {"tp": 2, "pp": 2, "zero": {"level": 1}}, "plain"),
+    "dp2-zero3 to folded-dp2-zero3": (
+        {"dp": 2, "zero": {"level": 3}},
+        {**FOLDED, "dp": 2, "zero": {"level": 3}},
+        "plain",
+    ),
+    "folded to interleaved": (FOLDED, INTERLEAVED, "fancy"),
     "tp2-dp2-zero1 to dense": ({"tp": 2, "dp": 2, "zero": {"level": 1}}, {}, "fancy"),
     "uneven pp2 to uneven pp3": (
         {"pp": 2, "layer_split": [1, 3]},

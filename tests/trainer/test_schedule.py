@@ -20,6 +20,7 @@ from trainer.core.schedule import (
     build,
     check,
     zero_bubble_share,
+    zero_bubble_v_share,
 )
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
@@ -122,6 +123,67 @@ def test_zero_bubble_is_as_short_as_the_papers(
     assert plain.makespan - work == pytest.approx((p - 1) * (1 + inputs + weights))
     if m >= p:
         assert found.makespan - work == pytest.approx((p - 1) * (1 + inputs - weights))
+
+
+@unhurried
+@given(
+    p=stages,
+    m=micro_batches,
+    forward=st.floats(0.5, 1),
+    inputs=st.floats(1, 4),
+    weights=st.floats(0.1, 0.5),
+)
+def test_a_folded_pipeline_waits_for_its_first_micro_batch_only(
+    p: int, m: int, forward: float, inputs: float, weights: float
+) -> None:
+    """ZB-V idles (p - 1) max(B, 2 (B - W)), B and W of a chunk, once it is full."""
+    costs = {F: forward, BI: inputs, BW: weights, B: inputs + weights}
+    found = check(build("zb-v", p, m, num_chunks=2), costs)
+    assert found.bubble == pytest.approx(zero_bubble_v_share(p, m, costs))
+    if m >= 2 * p:
+        idle = found.makespan - 2 * m * (forward + inputs + weights)
+        assert idle == pytest.approx((p - 1) * max(inputs, 2 * (inputs - weights)))
+
+
+@given(p=stages, m=micro_batches)
+def test_a_folded_pipeline_idles_least_and_holds_what_1f1b_does(p: int, m: int) -> None:
+    """Where all parts take equally long: a sixth of 1F1B's time, half of ZB-H1's."""
+    found = check(build("zb-v", p, m, num_chunks=2))
+    assert max(found.peak_in_flight) <= 2 * check(build("1f1b", p, max(m, p))).peak_in_flight[0]
+    if m >= 2 * p:
+        # A chunk takes half of what a stage of these takes.
+        others = (check(build(name, p, m)) for name in ("1f1b", "zb-h1"))
+        idle, split_idle = (one.makespan - 3 * m for one in others)
+        assert (
+            (found.makespan - 6 * m) / 2 == pytest.approx(idle / 6) == pytest.approx(split_idle / 2)
+        )
+        assert found.peak_in_flight == (2 * p,) * p
+
+
+@given(p=stages, m=micro_batches)
+def test_a_folded_pipeline_adds_up_in_the_order_of_micro_batches(p: int, m: int) -> None:
+    """So that sums of gradients have 1F1B's bits."""
+    for work in build("zb-v", p, m, num_chunks=2).actions:
+        for kind in (F, BI, BW):
+            for chunk in (0, 1):
+                order = [a.micro_batch for a in work if (a.kind, a.chunk) == (kind, chunk)]
+                assert order == list(range(m))
+
+
+def test_a_folded_pipeline_of_two_stages_reads_as_in_the_paper() -> None:
+    """Small letters are of the second chunk, which is on the way back."""
+    first, last = build("zb-v", 2, 4, num_chunks=2).actions
+    assert " ".join(map(_short, first)) == (
+        "F0 F1 F2 f0 b0 w0 f1 b1 w1 F3 B0 W0 f2 b2 w2 B1 W1 f3 b3 w3 B2 W2 B3 W3"
+    )
+    assert " ".join(map(_short, last)) == (
+        "F0 f0 F1 f1 b0 w0 F2 B0 W0 f2 b1 w1 F3 B1 W1 f3 b2 w2 B2 b3 B3 W2 w3 W3"
+    )
+
+
+def _short(action: Action) -> str:
+    letter = {F: "F", BI: "B", BW: "W"}[action.kind]
+    return f"{letter.lower() if action.chunk else letter}{action.micro_batch}"
 
 
 @given(p=stages, m=micro_batches)
@@ -272,6 +334,8 @@ def test_knobs_that_a_schedule_does_not_have_are_refused() -> None:
         build("interleaved", 1, 4, num_chunks=2)
     with pytest.raises(ValueError, match="gpipe takes no extra warm-up"):
         build("gpipe", 2, 4, extra_warmup=1)
+    with pytest.raises(ValueError, match="zb-v runs 2 chunks per stage, not 1"):
+        build("zb-v", 2, 4)
 
 
 @given(layers=st.integers(1, 100), data=st.data())

@@ -81,7 +81,7 @@ def document_of(data: dict[str, Any], **parallel: Any) -> dict[str, Any]:
 
 
 def opened(spec: JobSpec, stage: int, folder: Path, node: NodeLoader | None) -> Feeding:
-    mesh = place_of(is_first_stage=stage == FIRST, is_last_stage=stage == LAST)
+    mesh = place_of(is_first_stage=stage == FIRST, has_loss=stage == LAST)
     return open_data(spec, mesh, folder, node)
 
 

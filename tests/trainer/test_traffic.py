@@ -80,6 +80,17 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2_pp2_sp": case(tp=2, pp=2),
     "tp2_pp2_sp_zero_bubble": case(tp=2, pp=2, schedule="zb-h1"),
     "tp2_pp2_zero_bubble_experts": case(EXPERTS, tp=2, pp=2, schedule="zb-h1"),
+    "pp2_folded": case(pp=2, virtual_stages=2, schedule="zb-v"),
+    "tp2_pp2_folded": case(tp=2, pp=2, virtual_stages=2, schedule="zb-v", sequence_parallel=False),
+    "tp2_pp2_sp_folded_untied": case(UNTIED, tp=2, pp=2, virtual_stages=2, schedule="zb-v"),
+    "pp2_dp2_folded_zero_3_each": case(
+        pp=2,
+        dp=2,
+        virtual_stages=2,
+        schedule="zb-v",
+        zero={"level": 3, "reshard_after": "micro_batch"},
+    ),
+    "pp2_dp2_folded_zero_3": case(pp=2, dp=2, virtual_stages=2, schedule="zb-v", zero={"level": 3}),
     "tp2_pp2": case(tp=2, pp=2, sequence_parallel=False),
     "tp2_pp2_interleaved": case(
         tp=2, pp=2, virtual_stages=2, schedule="interleaved", sequence_parallel=False

@@ -100,6 +100,16 @@ LAYOUT_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
         "only with parallel.schedule = interleaved, not zb-h1",
     ),
     (
+        {"parallel": {"pp": 2, "schedule": "zb-v"}},
+        "parallel.virtual_stages",
+        "is 1 with parallel.schedule = zb-v; allowed: 2",
+    ),
+    (
+        {"parallel": {"schedule": "zb-v", "virtual_stages": 2}},
+        "parallel.schedule",
+        "is zb-v, which needs parallel.pp > 1; allowed: 1f1b or gpipe",
+    ),
+    (
         {"parallel": {"schedule": "zb-h1"}},
         "parallel.schedule",
         "is zb-h1, which needs parallel.pp > 1; allowed: 1f1b or gpipe",

@@ -155,7 +155,7 @@ def test_a_field_is_described_by_the_schema(page: Any) -> None:
     assert (found["kind"], found["byDefault"]) == ("whole number, 1 or more", "1")
     assert found["what"] == "Tensor-parallel degree."
     schedule = called(page, "specschema", "described", schema, ["parallel", "schedule"])
-    assert schedule["values"] == ["gpipe", "1f1b", "interleaved", "zb-h1"]
+    assert schedule["values"] == ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
     assert called(page, "specschema", "described", schema, ["nobody"]) is None
 
 

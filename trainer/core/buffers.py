@@ -29,6 +29,8 @@ def receive_buffers(
         return (0,)
     if name == "interleaved":
         return _interleaved(stages, min(micro_batches, _STEADY_ROUNDS * stages), chunks)
+    if name == "zb-v":
+        return tuple(_folded(stages, micro_batches, stage) for stage in range(stages))
     last = stages - 1
     return tuple(
         (_forwards(name, stages, micro_batches, extra_warmup, stage) if stage > 0 else 0)
@@ -54,6 +56,22 @@ def _backwards(name: str, stages: int, micro_batches: int, extra: int, stage: in
     if name == "gpipe":
         return micro_batches
     return min(micro_batches, stages if name == "zb-h1" else stages - stage + extra)
+
+
+def _folded(stages: int, micro_batches: int, stage: int) -> int:
+    """Of ZB-V; the first stage receives no first outputs, the last hands these on to itself."""
+    # An evaluation takes a round through one chunk before the next.
+    a_round = -(-micro_batches // max(1, micro_batches // stages))
+    # Micro-batches beyond those that fill half of the way, up to all of it.
+    more = min(micro_batches - stages, stages)
+    from_before: tuple[int, ...] = ()
+    from_behind: tuple[int, ...] = ()
+    if stage > 0:
+        back = min(stage + 1, stages - stage + 1, 2 - more)
+        from_before = (2 * stages + 1 - stage, max(2, back, stage + more - stages), a_round)
+    if stage < stages - 1:
+        from_behind = (stage + 3, max(stages - stage, more), a_round)
+    return sum(min(micro_batches, most) for most in (*from_before, *from_behind))
 
 
 @lru_cache(maxsize=32)

@@ -15,7 +15,7 @@ beside. Embeddings, norms and activations are taken to cost nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from outlast.flops import (
@@ -27,6 +27,7 @@ from outlast.flops import (
     utilization,
 )
 from outlast.sizing.parameters import PlanInput, alike_stages, layers_of
+from trainer.core.schedule import ActionKind, zero_bubble_v_share
 from trainer.core.traffic import (
     boundaries,
     context_passes,
@@ -114,7 +115,9 @@ def project(facts: PlanInput, machine: Machine) -> Projection:
     # A chunk is a part of a stage, and the pipeline fills and drains chunk by chunk.
     all_s = sum(count * passes[stage].total_s for stage, count in alike.items())
     bubble_s = (all_s - busiest.total_s) / facts.virtual_stages
-    if facts.splits_backward:
+    if facts.folds:
+        bubble_s = _folded_bubble_s(facts, passes, alike, busiest)
+    elif facts.splits_backward:
         weights_s = sum(count * passes[stage].weights_s for stage, count in alike.items())
         bubble_s -= _filled_share(facts) * (weights_s - busiest.weights_s)
     beyond_s = max(
@@ -155,9 +158,33 @@ def least_step_s(facts: PlanInput, machine: Machine) -> float:
     # One micro-batch on one of as many stages that take equally long.
     pass_s = facts.tokens * per_token / speed
     bubble = (layout.pp - 1) / facts.virtual_stages
-    # Gradients of weights are a third of the products at most.
-    bubble *= 1 - _filled_share(facts) / 3 if facts.splits_backward else 1
+    # Gradients of weights are a third of the products at most, those of inputs one at least.
+    if facts.folds:
+        bubble /= 3
+    elif facts.splits_backward:
+        bubble *= 1 - _filled_share(facts) / 3
     return pass_s * (facts.num_micro_batches + bubble)
+
+
+def _folded_bubble_s(
+    facts: PlanInput, passes: Mapping[int, _Pass], alike: Mapping[int, int], busiest: _Pass
+) -> float:
+    """What ZB-V waits where all stages but the busiest take as long as these do on average."""
+    others = facts.layout.pp - 1
+
+    def mean_s(of: Callable[[_Pass], float]) -> float:
+        return (sum(count * of(passes[at]) for at, count in alike.items()) - of(busiest)) / others
+
+    forward_s = mean_s(lambda one: one.forward_s)
+    weights_s = mean_s(lambda one: one.weights_s)
+    whole_s = mean_s(lambda one: one.total_s)
+    costs = {
+        ActionKind.FORWARD: forward_s,
+        ActionKind.BACKWARD_INPUT: whole_s - forward_s - weights_s,
+        ActionKind.BACKWARD_WEIGHT: weights_s,
+    }
+    share = zero_bubble_v_share(facts.layout.pp, facts.num_micro_batches, costs)
+    return facts.num_micro_batches * whole_s * share / (1 - share)
 
 
 def _filled_share(facts: PlanInput) -> float:

@@ -64,7 +64,7 @@ def accused(differs: Sequence[bool], *, shift: int, suspects: frozenset[int]) ->
     return found & suspects or found
 
 
-def makers(bad: Sequence[bool], layout: Layout) -> frozenset[int]:
+def makers(bad: Sequence[bool], layout: Layout, *, num_chunks: int = 1) -> frozenset[int]:
     """The ranks that made a gradient without a norm; empty where that cannot be known.
 
     `bad` has, by rank, whether its own copy of the sums over all replicas has none.
@@ -81,7 +81,11 @@ def makers(bad: Sequence[bool], layout: Layout) -> frozenset[int]:
             for rank in group
             if bad[rank]
         )
+    stages = {layout.coordinate(rank).pp for rank, is_bad in enumerate(bad) if is_bad}
+    if num_chunks > 1 and len(stages) == layout.pp:
+        # On their way to the first chunk, gradients of a later one come through all stages.
+        return frozenset()
     # Gradients flow from the last stage to the first: those after the maker are well.
-    last = max((layout.coordinate(rank).pp for rank, is_bad in enumerate(bad) if is_bad), default=0)
+    last = max(stages, default=0)
     stage = (layout.rank(Coordinate(pp=last, dp=0, tp=tp)) for tp in range(layout.tp))
     return frozenset(rank for rank in stage if bad[rank])

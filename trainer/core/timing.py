@@ -1,6 +1,6 @@
 """What a pipeline schedule costs in theory: its bubble and the micro-batches in flight.
 
-Sources: Narayanan et al. (arXiv 2104.04473), 2.2; Qi et al. (2401.10241), 2.3.
+Sources: Narayanan et al. (arXiv 2104.04473), 2.2; Qi et al. (2401.10241), 2.3 and 6.
 `trainer.core.schedule.check` measures the same of a schedule that was built; a test holds them
 together.
 """
@@ -10,7 +10,14 @@ from __future__ import annotations
 from functools import lru_cache
 
 from outlast.sizing.parameters import PlanInput
-from trainer.core.schedule import ActionKind, Schedule, bubble_share, build, zero_bubble_share
+from trainer.core.schedule import (
+    ActionKind,
+    Schedule,
+    bubble_share,
+    build,
+    zero_bubble_share,
+    zero_bubble_v_share,
+)
 from trainer.core.schedule.replay import DEFAULT_COSTS
 
 STEADY_ROUNDS = 8
@@ -25,7 +32,8 @@ def bubble(facts: PlanInput) -> float:
             DEFAULT_COSTS[ActionKind.BACKWARD_INPUT] + again * DEFAULT_COSTS[ActionKind.FORWARD]
         )
         costs = {**DEFAULT_COSTS, ActionKind.BACKWARD_INPUT: inputs}
-        return zero_bubble_share(facts.layout.pp, facts.num_micro_batches, costs)
+        share = zero_bubble_v_share if facts.folds else zero_bubble_share
+        return share(facts.layout.pp, facts.num_micro_batches, costs)
     return bubble_share(facts.layout.pp, facts.num_micro_batches, facts.virtual_stages)
 
 
@@ -43,6 +51,8 @@ def peak_in_flight(facts: PlanInput, stage: int) -> int:
             return min(whole, 2 * (stages - stage - 1) + (chunks - 1) * longest_round + 1)
         case "zb-h1":
             return min(whole, stages)
+        case "zb-v":
+            return min(whole, 2 * stages, facts.num_micro_batches + 1 + stage)
         case _:
             further = facts.extra_warmup if stage < stages - 1 else 0
             return min(whole, stages - stage + further)

@@ -234,8 +234,11 @@ def replica_messages(facts: PlanInput, stage: int) -> ReplicaMessages:
     reduced = others(units.common) * sizes.gradient_sent
     again = units.common - units.input_ends + units.input_norm
     gathers_each = zero.level == 3 and zero.reshards_each
+    # What both chunks of a rank use is dropped between them.
+    shared = units.input_ends - units.input_norm if facts.shares_table and gathers_each else 0
+    again += shared
     return ReplicaMessages(
-        gathered_bytes=others(units.common) * sizes.weight,
+        gathered_bytes=others(units.common + shared) * sizes.weight,
         gathered_again_bytes=others(again) * sizes.weight,
         reduced_bytes=2 * reduced if zero.level == 0 else reduced,
         forward_gathers=(each if gathers_each else 1) if zero.level else 0,
@@ -274,7 +277,9 @@ def boundaries(facts: PlanInput, stage: int) -> int:
     """Sides of a stage's chunks that face another stage; each sends one way, receives the other."""
     if facts.layout.pp == 1:
         return 0
-    return sum((not part.is_first) + (not part.is_last) for part in facts.parts(stage))
+    sides = sum((not part.is_first) + (not part.is_last) for part in facts.parts(stage))
+    # Where the pipeline folds, one chunk is the other one's neighbour.
+    return sides - 2 if facts.folds and stage == facts.layout.pp - 1 else sides
 
 
 def _stream_bytes(facts: PlanInput) -> float:

@@ -64,18 +64,23 @@ def overlap(one: slice, other: slice) -> slice:
 def plan_buckets(
     chunks: Sequence[nn.Module], facts: Mapping[str, ParameterFacts], *, tp_size: int
 ) -> tuple[Bucket, ...]:
-    """The buckets of all chunks in the order of their use by a forward pass."""
-    return tuple(
-        _bucket(number, unit, {name: facts[name] for name in names}, tp_size)
-        for number, chunk in enumerate(chunks)
-        for unit, names in _units(chunk, facts).items()
-    )
+    """The buckets of all chunks in the order of their use by a forward pass.
+
+    What two chunks share is in one of the first that has it.
+    """
+    buckets: list[Bucket] = []
+    for number, chunk in enumerate(chunks):
+        known = {name for bucket in buckets for name in bucket.slices}
+        units = _units([name for name, _ in chunk.named_parameters() if name not in known], facts)
+        for unit, names in units.items():
+            buckets.append(_bucket(number, unit, {name: facts[name] for name in names}, tp_size))
+    return tuple(buckets)
 
 
-def _units(chunk: nn.Module, facts: Mapping[str, ParameterFacts]) -> dict[str, list[str]]:
+def _units(chunk: Sequence[str], facts: Mapping[str, ParameterFacts]) -> dict[str, list[str]]:
     units: dict[str, list[str]] = {}
     unit = "embedding"
-    for name, _ in chunk.named_parameters():
+    for name in chunk:
         parts = name.split(".")
         if parts[0] == _BLOCKS:
             unit = ".".join(parts[:2])

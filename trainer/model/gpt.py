@@ -6,12 +6,15 @@ parallelism splits it along its first dimension. What a block is made of is in
 `trainer.model.block`.
 
 With tied embeddings and more than one chunk, the last one holds a copy of
-the embedding; the sum of both gradients keeps the copies equal.
+the embedding; the sum of both gradients keeps the copies equal. Where a rank holds
+both ends of a pipeline, there is one table for both.
 """
 
 # S sequence, B micro-batch, D model width. Capitals are logical sizes; a rank's shard
 # may be smaller.
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +41,10 @@ class GptChunk(nn.Module):
     name on every layout.
     """
 
-    def __init__(self, config: GptConfig, mesh: Mesh, part: ModelPart) -> None:
+    def __init__(
+        self, config: GptConfig, mesh: Mesh, part: ModelPart, *, table: TokenTable | None = None
+    ) -> None:
+        """`table` is the first chunk's, where the same rank holds that."""
         super().__init__()
         self.part = part
         self._config = config
@@ -46,10 +52,9 @@ class GptChunk(nn.Module):
         self._cp = mesh.cp
         self._key: DropoutKey | None = None
         self._no_terms = no_terms(config, mesh.device)
-        # One rank may hold both ends of a pipeline in chunks of their own.
-        tied = config.tied_embeddings and not (part.is_first and part.is_last)
         if part.is_first or (part.is_last and config.tied_embeddings):
-            self.tokens = TokenTable(config, mesh, tied=tied, counted=part.is_first)
+            tied = config.tied_embeddings and mesh.embedding.size > 1
+            self.tokens = table or TokenTable(config, mesh, tied=tied, counted=part.is_first)
         if part.is_first and config.learned_positions:
             self.positions = PositionTable(config, mesh)
         if part.is_first and config.segments:
@@ -199,3 +204,12 @@ class GptChunk(nn.Module):
         if self.head is not None:
             return self.head.weight, self.head.bias
         return self.tokens.weight, None if self.head_bias is None else self.head_bias.weight
+
+
+def chunks_of(config: GptConfig, mesh: Mesh, parts: Sequence[ModelPart]) -> list[GptChunk]:
+    """A rank's parts of the model, in their order."""
+    chunks: list[GptChunk] = []
+    for part in parts:
+        table = chunks[0].tokens if part.is_last and chunks and chunks[0].part.is_first else None
+        chunks.append(GptChunk(config, mesh, part, table=table))
+    return chunks

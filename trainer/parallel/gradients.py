@@ -84,6 +84,7 @@ class _Reduction:
 class _Pass:
     """A backward pass through a chunk: what is to come of each bucket, and the order to launch."""
 
+    chunk: int = 0
     reduces: bool = False
     missing: dict[Part, int] = field(default_factory=dict)
     queue: deque[Part] = field(default_factory=deque)
@@ -145,6 +146,7 @@ class GradientReducer:
         """A backward pass through a chunk begins; `last` of this step."""
         parts = [part for part in self._flat.parts if part.bucket.chunk == chunk]
         self._pass = _Pass(
+            chunk=chunk,
             reduces=self._dp.size > 1 and (last or self._each_micro_batch),
             missing={part: len(part.bucket.slices) for part in parts},
             queue=deque(reversed(parts)),
@@ -171,6 +173,9 @@ class GradientReducer:
     def _accumulated(self, part: Part, name: str, parameter: Tensor) -> None:
         if self._flat.moves_grads:
             self._take(part, name, parameter)
+        if part.bucket.chunk != self._pass.chunk:
+            # Of a table that both ends of the model share; the other end's gradient comes later.
+            return
         missing = self._pass.missing
         missing[part] -= 1
         if missing[part] == 0:

@@ -35,7 +35,8 @@ class Mesh:
     `pp_back` carries what flows from later stages to earlier ones. On NCCL it is
     a group of its own, because messages between two ranks keep their order per
     group; with gloo's tags it is `pp` itself. `embedding` joins the first and
-    last stage when they share tied embeddings. `ep` joins replicas that divide experts among
+    last stage when each has a copy of tied embeddings. `folds`: the pipeline comes back, and both
+    ends of the model are on its first stage. `ep` joins replicas that divide experts among
     them, `expert_dp` those that hold the same ones: all of `dp` without such. `cp` joins the ranks
     of `dp` that divide sequences among them. `timeline` tells when the rank's work is done.
     `weight_gradients` is where its linear layers and its pipeline engine meet, should that split
@@ -58,6 +59,7 @@ class Mesh:
     """Those with other members, in the order in which they connect, with their names."""
     timeline: Timeline = field(default_factory=HostTimeline)
     weight_gradients: WeightGradients = field(default_factory=WeightGradients)
+    folds: bool = False
 
     @property
     def replica(self) -> int:
@@ -69,8 +71,9 @@ class Mesh:
         return self.at.pp == 0
 
     @property
-    def is_last_stage(self) -> bool:
-        return self.at.pp == self.layout.pp - 1
+    def has_loss(self) -> bool:
+        """Whether the model ends on this stage."""
+        return self.at.pp == (0 if self.folds else self.layout.pp - 1)
 
     @property
     def comms(self) -> dict[Group, tuple[Comm, ...]]:
@@ -128,6 +131,7 @@ def build_mesh(
     timeout_s: float,
     recorder: Recorder,
     tied_embeddings: bool,
+    folds: bool = False,
     gloo_interface: str = "",
 ) -> Mesh:
     """Join this rank's groups; returns once all their members are connected.
@@ -146,7 +150,8 @@ def build_mesh(
     pipeline = layout.group_of("pp", rank)
     pp = joiner.join(Group.PP, pipeline)
     pp_back = joiner.join(Group.PP, pipeline, name="back") if device.type == "cuda" else pp
-    ends = (pipeline[0], pipeline[-1]) if tied_embeddings and layout.pp > 1 else (rank,)
+    has_copies = tied_embeddings and layout.pp > 1 and not folds
+    ends = (pipeline[0], pipeline[-1]) if has_copies else (rank,)
     embedding = joiner.join(Group.EMBEDDING, ends if rank in ends else (rank,))
     return Mesh(
         layout=layout,
@@ -163,6 +168,7 @@ def build_mesh(
         cp=joiner.join(Group.CP, layout.group_of("cp", rank)),
         joined=tuple(joiner.joined),
         timeline=timeline,
+        folds=folds,
     )
 
 

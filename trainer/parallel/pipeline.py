@@ -18,7 +18,13 @@ import torch
 from torch import Tensor
 
 from trainer.core.schedule import Action, ActionKind, Schedule
-from trainer.core.schedule.messages import Message, incoming, last_used, outgoing
+from trainer.core.schedule.messages import (
+    Message,
+    handed_over,
+    incoming,
+    last_used,
+    outgoing,
+)
 from trainer.parallel.backward import backward
 from trainer.parallel.boundary import Boundary
 from trainer.parallel.hooks import ChunkHooks, NoHooks
@@ -110,18 +116,25 @@ class StepTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """An action and what the schedule says about it."""
+    """An action and what the schedule says about it.
+
+    `hands_to` is the chunk of this stage that takes what it makes, where that is no message.
+    """
 
     action: Action
     needs: Message | None
     makes: Message | None
+    hands_to: int | None
     last_used: tuple[Message, ...]
     is_last_backward: bool
 
 
 @dataclass(slots=True, kw_only=True)
 class _Step:
-    """What lives for the length of one step; keys are (chunk, micro-batch)."""
+    """What lives for the length of one step; keys are (chunk, micro-batch).
+
+    `handed` has what one chunk of this stage has made for another one.
+    """
 
     mail: Mail
     micro_batches: Sequence[MicroBatch]
@@ -132,6 +145,7 @@ class _Step:
     inputs: dict[tuple[int, int], Tensor | None] = field(default_factory=dict)
     outputs: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     products: dict[tuple[int, int], Products] = field(default_factory=dict)
+    handed: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
 
 class PipelineEngine:
@@ -162,6 +176,8 @@ class PipelineEngine:
                 f"{schedule.num_chunks} chunks; this engine runs {mesh.layout.pp} stages "
                 f"of {len(chunks)}"
             )
+        if schedule.folds is not mesh.folds:
+            raise ValueError(f"schedule {schedule.name} and the mesh place chunks differently")
         self.order = schedule.actions[mesh.at.pp]
         self.last_timing = StepTiming()
         self._chunks = tuple(chunks)
@@ -173,7 +189,7 @@ class PipelineEngine:
         self._splits = any(action.kind is ActionKind.BACKWARD_INPUT for action in self.order)
         self._replica = mesh.replica
         self._num_micro_batches = schedule.num_micro_batches
-        self._loss_chunk = schedule.num_chunks - 1 if mesh.is_last_stage else None
+        self._loss_chunk = schedule.loss_chunk(mesh.at.pp)
         self._work = _work(schedule, mesh.at.pp)
         dtype = next(iter(chunks[0].parameters())).dtype
         like = torch.empty(self._boundary.message_shape, dtype=dtype, device=mesh.device)
@@ -195,7 +211,7 @@ class PipelineEngine:
         """Run the schedule; gradients add up in the parameters.
 
         `replica` is whose micro-batches these are, None for the own ones. Returns the sum of
-        the micro-batches' losses times `loss_scale` on the last stage, zero elsewhere; where a
+        the micro-batches' losses times `loss_scale` where the model ends, zero elsewhere; where a
         chunk gives two sums, `loss_scale` has a factor for each.
         """
         state = _Step(
@@ -253,9 +269,9 @@ class PipelineEngine:
         index, number = work.action.chunk, work.action.micro_batch
         batch, chunk = state.micro_batches[number], self._chunks[index]
         self._hooks.before_forward(index, number)
-        hidden = self._receive(state, work.needs)
+        hidden = self._take(state, work)
         if hidden is not None:
-            # A tensor of its own on the buffer's storage: a leaf for this micro-batch.
+            # A tensor of its own on the same storage: a leaf for this micro-batch.
             hidden = hidden.detach().requires_grad_(self._trains)
         chunk.begin(state.number, state.first_micro_batch + number)
         with self._computing(), torch.set_grad_enabled(self._trains):
@@ -269,13 +285,13 @@ class PipelineEngine:
         if self._trains:
             state.inputs[index, number], state.outputs[index, number] = hidden, output
         self._release(state, work)
-        self._send(state, work.makes, output)
+        self._pass_on(state, work, output)
         self._hooks.after_forward(index, number)
 
     def _backward(self, state: _Step, work: _Work) -> None:
         key = index, number = work.action.chunk, work.action.micro_batch
         self._hooks.before_backward(index, number)
-        grad = self._receive(state, work.needs)
+        grad = self._take(state, work)
         hidden = state.inputs.pop(key)
         splits = work.action.kind is ActionKind.BACKWARD_INPUT
         with self._computing():
@@ -287,7 +303,7 @@ class PipelineEngine:
         self._release(state, work)
         if hidden is not None:
             assert hidden.grad is not None, "a chunk's output depends on its input"
-            self._send(state, work.makes, hidden.grad)
+            self._pass_on(state, work, hidden.grad)
         after = self._hooks.after_inputs if splits else self._hooks.after_backward
         after(index, number, last=work.is_last_backward)
 
@@ -300,11 +316,12 @@ class PipelineEngine:
         self._release(state, work)
         self._hooks.after_weights(index, number)
 
-    def _receive(self, state: _Step, message: Message | None) -> Tensor | None:
-        if message is None:
-            return None
+    def _take(self, state: _Step, work: _Work) -> Tensor | None:
+        """What the chunk before, or behind in a backward pass, has made; None at an end."""
+        if work.needs is None:
+            return state.handed.pop((work.action.chunk, work.action.micro_batch), None)
         with self._waiting():
-            return self._boundary.incoming(state.mail.take(message))
+            return self._boundary.incoming(state.mail.take(work.needs))
 
     def _release(self, state: _Step, work: _Work) -> None:
         # Before the send: gloo sends only to a receiver that has said it is ready, and
@@ -312,10 +329,12 @@ class PipelineEngine:
         for message in work.last_used:
             state.mail.release(message)
 
-    def _send(self, state: _Step, message: Message | None, tensor: Tensor) -> None:
-        if message is not None:
+    def _pass_on(self, state: _Step, work: _Work, tensor: Tensor) -> None:
+        if work.hands_to is not None:
+            state.handed[work.hands_to, work.action.micro_batch] = tensor.detach()
+        if work.makes is not None:
             with self._waiting():
-                state.mail.send(message, self._boundary.outgoing(tensor.detach()))
+                state.mail.send(work.makes, self._boundary.outgoing(tensor.detach()))
 
     def _computing(self) -> AbstractContextManager[None]:
         return timed(self._timeline, self.last_timing.add_busy)
@@ -333,6 +352,7 @@ def _work(schedule: Schedule, stage: int) -> tuple[_Work, ...]:
             action=action,
             needs=incoming(schedule, stage, action),
             makes=outgoing(schedule, stage, action),
+            hands_to=handed_over(schedule, stage, action),
             last_used=last_used(schedule, stage, action),
             is_last_backward=last_backwards.get(action.chunk) is action,
         )

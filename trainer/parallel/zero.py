@@ -62,13 +62,19 @@ class _Units:
     @classmethod
     def of(cls, parts: Sequence[Part], chunk: int, module: GptChunk) -> _Units:
         own = [part for part in parts if part.bucket.chunk == chunk]
+        names = {name for name, _ in module.named_parameters()}
+        shared = [
+            part
+            for part in parts
+            if part.bucket.chunk != chunk and not names.isdisjoint(part.bucket.slices)
+        ]
         blocks = tuple(part for part in own if part.bucket.is_block)
         ends = [part for part in own if not part.bucket.is_block]
         embeds = {"embedding", EMBEDDING_NORM} | ({"tied"} if module.part.is_first else set())
         return cls(
             embedding=tuple(part for part in ends if part.bucket.unit in embeds),
             blocks=blocks,
-            output=tuple(part for part in ends if part.bucket.unit not in embeds),
+            output=(*shared, *(part for part in ends if part.bucket.unit not in embeds)),
         )
 
     @property

@@ -65,4 +65,4 @@ def _makers_of_gradient(state: TrainState) -> frozenset[int]:
     row = torch.zeros(mesh.layout.world_size, dtype=torch.int64, device=mesh.device)
     row[mesh.rank] = int(is_bad)
     bad = mesh.fold(row, lambda rows: rows.amax(dim=0)).bool().tolist()
-    return makers(bad, mesh.layout)
+    return makers(bad, mesh.layout, num_chunks=state.spec.parallel.virtual_stages)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from outlast.sizing.partition import stage_parts
 from outlast.spec import JobSpec
 from trainer.model.config import GptConfig
-from trainer.model.gpt import GptChunk
+from trainer.model.gpt import GptChunk, chunks_of
 from trainer.model.parameters import FlatParameters, Sharding
 from trainer.optim.adamw import FlatAdamW
 from trainer.optim.lamb import FlatLamb
@@ -70,6 +70,7 @@ def build_chunks(spec: JobSpec, config: GptConfig, mesh: Mesh) -> list[GptChunk]
         stage=mesh.at.pp,
         num_stages=mesh.layout.pp,
         num_chunks=spec.parallel.virtual_stages,
+        folds=spec.parallel.folds,
         given=spec.parallel.layer_split,
     )
-    return [GptChunk(config, mesh, part) for part in parts]
+    return chunks_of(config, mesh, parts)

@@ -80,7 +80,7 @@ def open_data(spec: JobSpec, mesh: Mesh, data_dir: Path, node: NodeLoader | None
     splits = open_splits(spec, data_dir)
     wanted = Wanted(
         tokens=mesh.is_first_stage,
-        targets=mesh.is_last_stage,
+        targets=mesh.has_loss,
         starts=spec.documents_reach_every_stage
         or (spec.data.resets_positions and mesh.is_first_stage),
         part=mesh.cp.index,

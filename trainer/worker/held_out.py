@@ -35,7 +35,7 @@ def held_out_losses(
 
     sets = state.data.evaluations
     row = torch.stack([each for loader in sets.values() for each in sums_of(loader)])
-    if mesh.at.tp > 0 or not mesh.is_last_stage:
+    if mesh.at.tp > 0 or not mesh.has_loss:
         row.zero_()
     numbers = read(mesh.fold(row, sum_in_order))
     return {

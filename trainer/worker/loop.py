@@ -304,7 +304,7 @@ class TrainLoop:
     def _agree_on(self, squared_norm: Tensor, loss: Tensor, scale: float) -> Agreed:
         """What all ranks make of each one's share of the squared norm and of the loss."""
         mesh, saver = self._mesh, self._saver
-        # Every tensor rank of the last stage computed the same loss: the first reports it.
+        # Every tensor rank of the stage with the loss computed the same: the first reports it.
         own_loss = loss.double() if mesh.at.tp == 0 else torch.zeros_like(loss).double()
         self._own_loss = own_loss
         sealed = saver.newest_sealed

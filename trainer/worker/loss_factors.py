@@ -16,10 +16,11 @@ def loss_factors(
 ) -> float | Tensor:
     """The factor of a replica's tokens; with a loss of sequences theirs behind it, [2].
 
-    Losses are the last stage's: gradients come to other stages with the factor in them, so these
-    neither know nor ask how many tokens have a loss. `scale` keeps small gradients from becoming 0.
+    Losses are where the model ends: gradients come to other stages with the factor in them, so
+    these neither know nor ask how many tokens have a loss. `scale` keeps small gradients from
+    becoming 0.
     """
-    if not state.mesh.is_last_stage:
+    if not state.mesh.has_loss:
         return 1.0
     data = state.spec.data
     if not state.data.has_unpredicted:

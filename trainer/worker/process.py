@@ -327,6 +327,7 @@ def _join(
         timeout_s=timeout_s,
         recorder=box,
         tied_embeddings=assignment.spec.model.tied_embeddings,
+        folds=assignment.spec.parallel.folds,
         gloo_interface=_interface(),
     )
 

@@ -264,7 +264,10 @@ def _engines(
     )
     schedules.check(training)
     evaluation = schedules.forward_only(
-        parallel.pp, spec.num_micro_batches, num_chunks=parallel.virtual_stages
+        parallel.pp,
+        spec.num_micro_batches,
+        num_chunks=parallel.virtual_stages,
+        folds=parallel.folds,
     )
     train_engine, eval_engine = (
         PipelineEngine(
@@ -353,9 +356,10 @@ def _layout(spec: JobSpec) -> dict[str, str]:
         "micro_batch",
         "sequence_parallel",
     )
-    return {f"parallel.{axis}": str(getattr(parallel, axis)) for axis in axes} | {
-        "parallel.zero.level": str(parallel.zero.level)
-    }
+    found = {f"parallel.{axis}": str(getattr(parallel, axis)) for axis in axes}
+    found["parallel.zero.level"] = str(parallel.zero.level)
+    # Checkpoints from before there were such schedules do not say it.
+    return found | ({"parallel.folds": "True"} if parallel.folds else {})
 
 
 def _masked(spec: JobSpec) -> dict[str, str]:

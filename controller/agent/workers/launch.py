@@ -225,7 +225,7 @@ def shares_data(spec: JobSpec, ranks: Sequence[int]) -> bool:
     """
     if spec.is_script or spec.data.loader != "node":
         return False
-    ends = (0, spec.parallel.pp - 1)
+    ends = (0, spec.parallel.loss_stage)
     stages = [spec.layout.coordinate(rank).pp for rank in ranks]
     return sum(spec.documents_reach_every_stage or stage in ends for stage in stages) > 1
 

@@ -12,10 +12,16 @@ from trainer.core.schedule.builders import (
     interleaved,
     one_forward_one_backward,
     zero_bubble_h1,
+    zero_bubble_v,
 )
 from trainer.core.schedule.proof import Timing, check
 from trainer.core.schedule.replay import ScheduleError
-from trainer.core.schedule.theory import bubble_over_work, bubble_share, zero_bubble_share
+from trainer.core.schedule.theory import (
+    bubble_over_work,
+    bubble_share,
+    zero_bubble_share,
+    zero_bubble_v_share,
+)
 
 __all__ = [
     "NAMES",
@@ -34,4 +40,6 @@ __all__ = [
     "one_forward_one_backward",
     "zero_bubble_h1",
     "zero_bubble_share",
+    "zero_bubble_v",
+    "zero_bubble_v_share",
 ]

@@ -2,14 +2,16 @@
 
 A schedule is, for every stage, the order of its actions: forward, and backward
 either fused or split into input-gradient and weight-gradient parts (the parts
-that zero-bubble schedules need). A stage may hold several model chunks; chunk
-`c` of stage `s` stands at position `c * num_stages + s` of the model.
+that zero-bubble schedules need). A stage may hold several model chunks, which
+`outlast.sizing.partition` places in the model.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from outlast.sizing.partition import chunk_at, position_of
 
 
 class ActionKind(StrEnum):
@@ -34,13 +36,15 @@ class Action:
 class Schedule:
     """The order of work of every stage; `actions[stage]` runs first to last.
 
-    `trains`: some stage does more than forwards.
+    `folds`: every second chunk goes through the stages from the last to the first. `trains`: some
+    stage does more than forwards.
     """
 
     name: str
     num_stages: int
     num_micro_batches: int
     num_chunks: int = 1
+    folds: bool = False
     actions: tuple[tuple[Action, ...], ...]
     trains: bool = field(init=False)
 
@@ -56,4 +60,13 @@ class Schedule:
 
     def position(self, stage: int, chunk: int) -> int:
         """Where in the model a chunk of `stage` stands."""
-        return chunk * self.num_stages + stage
+        return position_of(stage, chunk, self.num_stages, folds=self.folds)
+
+    def chunk_at(self, position: int) -> tuple[int, int]:
+        """(stage, chunk) that stands there."""
+        return chunk_at(position, self.num_stages, folds=self.folds)
+
+    def loss_chunk(self, stage: int) -> int | None:
+        """Which chunk of `stage` ends the model, if one does."""
+        last, chunk = self.chunk_at(self.last_position)
+        return chunk if stage == last else None

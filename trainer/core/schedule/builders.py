@@ -10,19 +10,20 @@ differ by one at most, or there is one short round. Where torch or Megatron-LM
 accept the numbers, this is their order.
 
 Sources: GPipe (arXiv 1811.06965), 1F1B from PipeDream-Flush (arXiv 2006.09503),
-interleaved 1F1B from Narayanan et al. (arXiv 2104.04473, 2.2), ZB-H1 from Zero Bubble Pipeline
-Parallelism (arXiv 2401.10241, 2.3).
+interleaved 1F1B from Narayanan et al. (arXiv 2104.04473, 2.2), ZB-H1 and ZB-V from Zero Bubble
+Pipeline Parallelism (arXiv 2401.10241, 2.3 and 6).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from trainer.core.schedule.actions import Action, ActionKind, Schedule
 
-NAMES = ("1f1b", "gpipe", "interleaved", "zb-h1")
+NAMES = ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-v")
+_CHUNKS_OF_V = 2
 
 
 def build(
@@ -44,6 +45,10 @@ def build(
         raise ValueError(f"schedule {name} takes no extra warm-up; 1f1b does")
     if name == "interleaved":
         return interleaved(num_stages, num_micro_batches, num_chunks=num_chunks)
+    if name == "zb-v":
+        if num_chunks != _CHUNKS_OF_V:
+            raise ValueError(f"schedule zb-v runs 2 chunks per stage, not {num_chunks}")
+        return zero_bubble_v(num_stages, num_micro_batches)
     if num_chunks != 1:
         raise ValueError(f"schedule {name} runs 1 chunk per stage, not {num_chunks}")
     if name == "gpipe":
@@ -121,7 +126,36 @@ def zero_bubble_h1(num_stages: int, num_micro_batches: int) -> Schedule:
     )
 
 
-def forward_only(num_stages: int, num_micro_batches: int, *, num_chunks: int = 1) -> Schedule:
+def zero_bubble_v(num_stages: int, num_micro_batches: int) -> Schedule:
+    """ZB-V: two chunks a stage, of which the second ones go from the last stage to the first.
+
+    A micro-batch comes back to the stage that it began on, so that this one begins to go backwards
+    as soon as its first forward has been through, and no later than any other. From there on it
+    does as many forwards as backwards, and puts weights' gradients off only at the end. So every
+    stage has `p` micro-batches in hand at most, as 1F1B's first one, two chunks of them one.
+    """
+    # Fewer micro-batches do what is theirs of the order of as many as fill the pipeline.
+    enough = max(num_micro_batches, 2 * num_stages)
+    return Schedule(
+        name="zb-v",
+        num_stages=num_stages,
+        num_micro_batches=num_micro_batches,
+        num_chunks=_CHUNKS_OF_V,
+        folds=True,
+        actions=tuple(
+            tuple(
+                action
+                for action in _v_order(num_stages, stage, enough)
+                if action.micro_batch < num_micro_batches
+            )
+            for stage in range(num_stages)
+        ),
+    )
+
+
+def forward_only(
+    num_stages: int, num_micro_batches: int, *, num_chunks: int = 1, folds: bool = False
+) -> Schedule:
     """Evaluation: no backward at all. `check` does not apply to it."""
     rounds = _rounds(num_stages, num_micro_batches)
     return Schedule(
@@ -129,6 +163,7 @@ def forward_only(num_stages: int, num_micro_batches: int, *, num_chunks: int = 1
         num_stages=num_stages,
         num_micro_batches=num_micro_batches,
         num_chunks=num_chunks,
+        folds=folds,
         actions=(_order(ActionKind.FORWARD, rounds, range(num_chunks)),) * num_stages,
     )
 
@@ -166,6 +201,45 @@ def _weights_behind(work: Sequence[Action], *, behind: int) -> Iterator[Action]:
         if len(late) > behind:
             yield late.popleft()
     yield from late
+
+
+def _v_order(num_stages: int, stage: int, num_micro_batches: int) -> Iterator[Action]:
+    """What a stage of ZB-V does, of two rounds of the pipeline at least."""
+    forward, inputs, weights = (
+        ActionKind.FORWARD,
+        ActionKind.BACKWARD_INPUT,
+        ActionKind.BACKWARD_WEIGHT,
+    )
+    behind = num_stages - stage
+    done: Counter[tuple[ActionKind, int]] = Counter()
+
+    def work(*kinds: ActionKind, chunk: int) -> Iterator[Action]:
+        for kind in kinds:
+            number = done[kind, chunk]
+            if number < num_micro_batches:
+                done[kind, chunk] += 1
+                yield Action(kind=kind, micro_batch=number, chunk=chunk)
+
+    # Until the first micro-batch comes back.
+    for _ in range(2 * behind - 1):
+        yield from work(forward, chunk=0)
+    for _ in range(stage):
+        yield from work(forward, chunk=1)
+        yield from work(forward, chunk=0)
+    # Until gradients come back, too.
+    for _ in range(behind):
+        yield from work(forward, inputs, weights, chunk=1)
+    while done[forward, 1] < num_micro_batches:
+        yield from work(forward, inputs, weights, chunk=0)
+        yield from work(forward, inputs, weights, chunk=1)
+    # Nothing comes behind these: stages that wait for them come first, weights after.
+    for _ in range(stage):
+        yield from work(inputs, chunk=0)
+        yield from work(inputs, chunk=1)
+    for _ in range(behind):
+        yield from work(inputs, weights, chunk=0)
+    for chunk in (1, 0):
+        yield from work(*(weights,) * num_micro_batches, chunk=chunk)
 
 
 def _rounds(num_stages: int, num_micro_batches: int) -> tuple[range, ...]:

@@ -1,7 +1,8 @@
 """The messages that a schedule makes stages send, and how many can be under way.
 
 The output of a chunk goes to the next position of the model, the gradient of its
-input to the one before. All messages of one direction into one chunk form a channel.
+input to the one before: as a message, unless the same stage stands there. All messages
+of one direction into one chunk form a channel.
 
 A receive is posted ahead of its message, into a buffer that lives until the
 message's last use. `num_buffers` says how many buffers a channel needs so that
@@ -53,6 +54,16 @@ def outgoing(schedule: Schedule, stage: int, action: Action) -> Message | None:
     """What `stage` sends once it has done `action`."""
     position = schedule.position(stage, action.chunk)
     return _message(schedule, action, position, position + _WAYS[action.kind])
+
+
+def handed_over(schedule: Schedule, stage: int, action: Action) -> int | None:
+    """The chunk of the same stage that takes what `action` makes, if one does."""
+    position = schedule.position(stage, action.chunk)
+    target = position + _WAYS[action.kind]
+    if target == position or not 0 <= target <= schedule.last_position:
+        return None
+    receiver, chunk = schedule.chunk_at(target)
+    return chunk if receiver == stage else None
 
 
 def last_used(schedule: Schedule, stage: int, action: Action) -> tuple[Message, ...]:
@@ -182,14 +193,16 @@ _WAYS: Mapping[ActionKind, int] = MappingProxyType(
 
 
 def _message(schedule: Schedule, action: Action, source: int, target: int) -> Message | None:
-    """What goes between two positions; None if they are one, or the model ends before."""
+    """What goes from stage to stage; None if it stays on one, or the model ends before."""
     last = schedule.last_position
-    if source == target or not 0 <= source <= last or not 0 <= target <= last:
+    if not 0 <= source <= last or not 0 <= target <= last:
         return None
-    chunk, receiver = divmod(target, schedule.num_stages)
+    (sender, _), (receiver, chunk) = schedule.chunk_at(source), schedule.chunk_at(target)
+    if sender == receiver:
+        return None
     return Message(
         channel=Channel(source < target, chunk),
         micro_batch=action.micro_batch,
-        sender=source % schedule.num_stages,
+        sender=sender,
         receiver=receiver,
     )
