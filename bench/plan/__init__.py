@@ -1,0 +1,1 @@
+"""Projected step times beside measured ones."""
