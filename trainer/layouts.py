@@ -142,8 +142,8 @@ def _uses(
 
 
 def _exchanges(parallel: ParallelSpec, cp: int, held: Collection[str]) -> list[str]:
-    """What ranks that divide a sequence send each other: rings where heads do not divide, as their
-    attention has no kernel of its own, which no projection knows."""
+    """What ranks that divide a sequence send each other: rings where heads do not divide, as they
+    send more, and their pieces with a mask have no kernel, which no projection knows."""
     return [parallel.context] if "context" in held or cp == 1 else ["all_to_all", "ring"]
 
 
@@ -172,8 +172,8 @@ def _stages(spec: JobSpec, pp: int, held: Collection[str]) -> list[dict[str, Any
 
 
 def _is_idle_v(stages: Mapping[str, Any], num_micro_batches: int, pp: int) -> bool:
-    """Whether ZB-V waits about as long as ZB-H1, of which it then has no more than the messages."""
-    return stages["schedule"] == "zb-v" and num_micro_batches < 2 * pp
+    """Whether ZB-V waits as long as ZB-H1, than which it then has more messages alone."""
+    return stages["schedule"] == "zb-v" and num_micro_batches <= pp
 
 
 def _zeros(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bench.results import Claim, write
-from bench.trainer import bubble, experts, link, loopback, overlap, start, window, zero
+from bench.trainer import bubble, context, experts, link, loopback, overlap, start, window, zero
 from bench.trainer.options import Options
 
 Measured = tuple[list[dict[str, Any]], list[Claim]]
@@ -26,6 +26,7 @@ PARTS: Mapping[str, Callable[[Options], Measured]] = {
     "bubble": bubble.measure,
     "zero": zero.measure,
     "window": window.measure,
+    "context": context.measure,
     "experts": experts.measure,
     "start": start.measure,
 }

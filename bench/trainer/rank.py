@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from bench.baselines.exchange import exchanged_reduce_scatter
 from bench.baselines.native import Native
 from bench.member import Rank, serve
-from bench.trainer import bubble, experts, overlap, window, zero
+from bench.trainer import bubble, context, experts, overlap, window, zero
 from bench.trainer.ours import Ours
 from bench.trainer.shape import Shape
 
@@ -37,8 +37,8 @@ def compare(rank: Rank, *, shape: Mapping[str, Any], rounds: int, baseline: bool
     for number in range(rounds + 1):
         if number == 1:
             sent_before = ours.bytes_sent
-        for name, (contender, context) in contenders.items():
-            with context():
+        for name, (contender, around) in contenders.items():
+            with around():
                 took_s = rank.timed(lambda: contender.step(number))  # noqa: B023  # used at once
             # The first step allocates and connects.
             if number > 0:
@@ -55,6 +55,7 @@ def compare(rank: Rank, *, shape: Mapping[str, Any], rounds: int, baseline: bool
 TASKS: Mapping[str, Callable[..., Any]] = {
     "compare": compare,
     "bubble": bubble.run,
+    "context": context.run,
     "experts": experts.run,
     "overlap": overlap.run,
     "window": window.run,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from outlast.blackbox import Group
 from outlast.recovery import ElasticSpec
@@ -22,6 +23,7 @@ from trainer.data.step_batch import StepBatch, Wanted
 from trainer.layouts import fastest_layouts
 from trainer.model.attention import masked_sdpa
 from trainer.model.documents import Documents
+from trainer.parallel import flash
 from trainer.parallel.comm import Comm
 from trainer.parallel.pipeline import MicroBatch, Sentences
 from trainer.parallel.ring import Seen, ring_attention
@@ -165,3 +167,50 @@ def test_pieces_merge_to_attention_with_documents_apart(
         results.append([out.detach(), *(each.grad for each in inputs)])
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("has_kernel", [True, False], ids=["kernel", "products"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 4e-2)],
+    ids=str,
+)
+def test_pieces_merge_to_attention_by_the_kernel_and_without_it(
+    monkeypatch: pytest.MonkeyPatch, has_kernel: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Causal, queries sharing keys and values, pieces of different lengths."""
+    assert flash.is_usable(torch.empty(1, 1, 1, 8, dtype=dtype))
+    if not has_kernel:
+        monkeypatch.setattr(flash, "is_usable", lambda _: False)
+    generator = torch.Generator().manual_seed(2)
+    q, k, v, grad = (
+        torch.randn(2, heads, 48, 8, dtype=torch.float64, generator=generator).to(dtype)
+        for heads in (4, 2, 2, 4)
+    )
+    comm = Comm(group=Group.CP, ranks=(0,), index=0)
+    seen = Seen(pieces=(((0, 12), (12, 16), (16, 48)),))
+    inputs = [each.clone().requires_grad_() for each in (q, k, v)]
+    wide = [each.double().requires_grad_() for each in (q, k, v)]
+    out = ring_attention(*inputs, comm, seen, None)
+    out.backward(grad)
+    expected = F.scaled_dot_product_attention(*wide, is_causal=True, enable_gqa=True)
+    expected.backward(grad.double())
+    found = [out.detach(), *(each.grad for each in inputs)]
+    for one, other in zip(found, [expected.detach(), *(each.grad for each in wide)], strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance)
+
+
+def test_a_kernel_that_computes_something_else_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = flash.attend
+
+    def without_its_sums(*given: Any, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        out, sums = right(*given, **how)
+        return out, sums + torch.arange(sums.shape[-1])
+
+    monkeypatch.setattr(flash, "attend", without_its_sums)
+    # Of widths that nothing else has: what was found is remembered.
+    assert not flash.is_usable(torch.empty(1, 1, 1, 40))
+    monkeypatch.undo()
+    assert flash.is_usable(torch.empty(1, 1, 1, 48))

@@ -9,7 +9,9 @@ Each rank has two pieces of a causal sequence, one from the front and the one as
 so that all ranks see as many keys (`trainer.core.context`). Pairs of pieces that see nothing of
 each other are left out; only those that see some of each other have a mask.
 
-No scores but those of some queries of one pair exist at a time, and the backward pass makes them
+A pair without a mask, or of a piece with itself, goes through torch's kernel
+(`trainer.parallel.flash`); others, and all where there is none, through products of their own. Of
+these no scores but those of some queries of one pair exist at a time. The backward pass makes them
 again, so a rank keeps what it has put in and got out, and one number for each query and head.
 
 Source: Ring Attention (Liu et al., arXiv 2310.01889); the order of pieces as in Striped Attention
@@ -30,10 +32,25 @@ from torch.autograd import Function
 
 from outlast.blackbox import Op
 from trainer.core.context import Range
+from trainer.parallel import flash
 from trainer.parallel.comm import Comm, Exchange
 
 # Scores that exist at a time: 16 MiB of fp32, a few of which are needed beside each other.
 _MOST_SCORES = 2**22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A piece of a rank's queries and one of another one's keys, as slices of the ranks' parts.
+
+    `mask` [.., Q, K] is None where all keys are seen, or where `is_causal`: both are one piece,
+    and each query sees all keys up to its own.
+    """
+
+    queries: slice
+    keys: slice
+    is_causal: bool
+    mask: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +66,25 @@ class Seen:
     window: int | None = None
     starts_BS: Tensor | None = None
 
-    def pairs(self, rank: int, other: int) -> Iterator[tuple[slice, slice, Tensor | None]]:
+    def pairs(self, rank: int, other: int, *, has_kernel: bool) -> Iterator[Pair]:
         """Pieces of a rank's queries and of another one's keys, where some of these are seen.
 
-        Both as slices of the ranks' own parts, with a mask [.., Q, K], None where all are seen. The
-        first pair of a piece with `other` = `rank` is that with itself.
+        The first pair of a piece with `other` = `rank` is that with itself. A causal pair has a
+        mask, too, unless there is a kernel for such ones.
         """
         for queries, in_part in _placed(self.pieces[rank]):
             # Its own piece first: there each query sees a key at least.
             others = sorted(_placed(self.pieces[other]), key=lambda each: each[0] != queries)
             for keys, in_other in others:
                 if self._sees_some(queries, keys):
-                    yield in_part, in_other, self._mask(queries, keys)
+                    is_causal = has_kernel and self._is_causal(queries, keys)
+                    mask = None if is_causal else self._mask(queries, keys)
+                    yield Pair(queries=in_part, keys=in_other, is_causal=is_causal, mask=mask)
+
+    def _is_causal(self, queries: Range, keys: Range) -> bool:
+        if queries != keys or self.bidirectional or self.starts_BS is not None:
+            return False
+        return self.window is None or self.window >= queries[1] - queries[0]
 
     def _sees_some(self, queries: Range, keys: Range) -> bool:
         if self.bidirectional:
@@ -119,58 +143,131 @@ class _Ring(Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, comm: Comm, seen: Seen, scale: float
     ) -> Tensor:
         wide = torch.promote_types(q.dtype, torch.float32)
-        groups = (k.shape[1], -1)
-        grouped = torch.unflatten(q, 1, groups)
-        out = torch.zeros(grouped.shape, dtype=wide, device=q.device)
-        totals = torch.full(grouped.shape[:-1], -torch.inf, dtype=wide, device=q.device)
+        out = torch.zeros(q.shape, dtype=wide, device=q.device)
+        totals = torch.full(q.shape[:-1], -torch.inf, dtype=wide, device=q.device)
+        has_kernel = flash.is_usable(q)
         for owner, block in _blocks(torch.stack((k, v)), comm):
-            for queries, keys, mask in seen.pairs(comm.index, owner):
-                for rows, allowed in _chunks(queries, mask, grouped, keys):
-                    scores = _scores(grouped[..., rows, :], block[0, ..., keys, :], allowed, scale)
-                    _merge(out[..., rows, :], totals[..., rows], scores, block[1, ..., keys, :])
-        out_BHLC = out.flatten(1, 2).to(q.dtype)
-        ctx.save_for_backward(q, k, v, out_BHLC, totals)
-        ctx.comm, ctx.seen, ctx.scale = comm, seen, scale
-        return out_BHLC
+            for pair in seen.pairs(comm.index, owner, has_kernel=has_kernel):
+                part = _Part(pair, q, block, scale)
+                if has_kernel and pair.mask is None:
+                    part.by_kernel(out, totals)
+                else:
+                    part.by_products(out, totals)
+        found = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, found, totals)
+        ctx.comm, ctx.seen, ctx.scale, ctx.has_kernel = comm, seen, scale, has_kernel
+        return found
 
     @staticmethod
-    def backward(ctx: Any, grad_BHLC: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, totals = ctx.saved_tensors
         comm, seen, wide = ctx.comm, ctx.seen, totals.dtype
-        groups = (k.shape[1], -1)
-        grouped, grad = (torch.unflatten(x, 1, groups) for x in (q, grad_BHLC.to(wide)))
-        deltas = (grad * torch.unflatten(out.to(wide), 1, groups)).sum(dim=-1)
-        grad_q = torch.zeros_like(grad)
+        # The kernel wants it as the output lies.
+        grad = grad.contiguous()
+        deltas = (grad.to(wide) * out.to(wide)).sum(dim=-1)
+        grad_q = torch.zeros(q.shape, dtype=wide, device=q.device)
         home = _Home(comm)
         for owner, block in _blocks(torch.stack((k, v)), comm):
             grads = torch.zeros_like(block, dtype=wide)
-            for queries, keys, mask in seen.pairs(comm.index, owner):
-                key, value = block[0, ..., keys, :], block[1, ..., keys, :]
-                for rows, allowed in _chunks(queries, mask, grouped, keys):
-                    query, own = grouped[..., rows, :].to(wide), grad[..., rows, :]
-                    scores = _scores(query, key, allowed, ctx.scale)
-                    weights = scores.sub_(totals[..., rows, None]).exp_()
-                    grads[1, ..., keys, :] += (weights.transpose(-1, -2) @ own).sum(dim=2)
-                    of_weights = own @ value.to(wide).unsqueeze(2).transpose(-1, -2)
-                    of_scores = weights * (of_weights - deltas[..., rows, None]) * ctx.scale
-                    grad_q[..., rows, :] += of_scores @ key.to(wide).unsqueeze(2)
-                    grads[0, ..., keys, :] += (of_scores.transpose(-1, -2) @ query).sum(dim=2)
+            for pair in seen.pairs(comm.index, owner, has_kernel=ctx.has_kernel):
+                part = _Part(pair, q, block, ctx.scale)
+                if ctx.has_kernel and pair.mask is None:
+                    part.back_by_kernel(grad, out, totals, grad_q, grads)
+                else:
+                    part.back_by_products(grad, deltas, totals, grad_q, grads)
             home.send(grads)
         grad_k, grad_v = home.own()
-        of_q = grad_q.flatten(1, 2).to(q.dtype)
-        return of_q, grad_k.to(k.dtype), grad_v.to(v.dtype), None, None, None
+        return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), None, None, None
 
 
-def _chunks(
-    queries: slice, mask: Tensor | None, grouped: Tensor, keys: slice
-) -> Iterator[tuple[slice, Tensor | None]]:
-    """Some queries at a time, each with its rows of the mask."""
-    beside = grouped[..., 0, 0].numel() * (keys.stop - keys.start)
-    most = max(1, _MOST_SCORES // beside)
-    for start in range(queries.start, queries.stop, most):
-        rows = slice(start, min(start + most, queries.stop))
-        inside = slice(rows.start - queries.start, rows.stop - queries.start)
-        yield rows, None if mask is None else mask[..., inside, :]
+class _Part:
+    """Attention of some own queries to some keys of a block, which is [2, B, G, L, C].
+
+    Outputs and their gradients are [B, H, L, C], sums and what goes with them [B, H, L], of all
+    queries; gradients of a block are like the block.
+    """
+
+    def __init__(self, pair: Pair, q: Tensor, block: Tensor, scale: float) -> None:
+        self._pair, self._scale = pair, scale
+        self._query = q[:, :, pair.queries]
+        self._key, self._value = block[:, :, :, pair.keys]
+        # Query heads by the head of keys that they share.
+        self._groups = (block.shape[2], -1)
+
+    def by_kernel(self, out: Tensor, totals: Tensor) -> None:
+        """Merge what these keys give into outputs and sums, in place."""
+        rows = self._pair.queries
+        found, sums = flash.attend(
+            self._query,
+            self._key,
+            self._value,
+            is_causal=self._pair.is_causal,
+            scale=self._scale,
+        )
+        own_out, own_totals = out[:, :, rows], totals[:, :, rows]
+        both = torch.logaddexp(own_totals, sums)
+        own_out.mul_((own_totals - both).exp_().unsqueeze(-1))
+        own_out += found * (sums - both).exp_().unsqueeze(-1)
+        own_totals.copy_(both)
+
+    def back_by_kernel(
+        self, grad: Tensor, out: Tensor, totals: Tensor, grad_q: Tensor, grads: Tensor
+    ) -> None:
+        """Add this part's to the gradients of queries and of the block."""
+        rows, keys = self._pair.queries, self._pair.keys
+        of_query, of_key, of_value = flash.attend_backward(
+            grad[:, :, rows],
+            self._query,
+            self._key,
+            self._value,
+            out[:, :, rows],
+            totals[:, :, rows],
+            is_causal=self._pair.is_causal,
+            scale=self._scale,
+        )
+        grad_q[:, :, rows] += of_query
+        grads[0, :, :, keys] += of_key
+        grads[1, :, :, keys] += of_value
+
+    def by_products(self, out: Tensor, totals: Tensor) -> None:
+        """As `by_kernel`."""
+        own_out, own_totals = self._own(out), self._own(totals)
+        query = torch.unflatten(self._query, 1, self._groups)
+        for rows, allowed in self._chunks():
+            scores = _scores(query[..., rows, :], self._key, allowed, self._scale)
+            _merge(own_out[..., rows, :], own_totals[..., rows], scores, self._value)
+
+    def back_by_products(
+        self, grad: Tensor, deltas: Tensor, totals: Tensor, grad_q: Tensor, grads: Tensor
+    ) -> None:
+        """As `back_by_kernel`; `deltas` are the sums of outputs times their gradients."""
+        wide = totals.dtype
+        key, value = self._key.to(wide).unsqueeze(2), self._value.to(wide).unsqueeze(2)
+        all_queries = torch.unflatten(self._query, 1, self._groups)
+        own = [self._own(each) for each in (grad, deltas, totals, grad_q)]
+        of_key, of_value = grads[:, :, :, self._pair.keys]
+        for rows, allowed in self._chunks():
+            query, own_grad = all_queries[..., rows, :].to(wide), own[0][..., rows, :].to(wide)
+            scores = _scores(query, self._key, allowed, self._scale)
+            weights = scores.sub_(own[2][..., rows, None]).exp_()
+            of_value += (weights.transpose(-1, -2) @ own_grad).sum(dim=2)
+            of_weights = own_grad @ value.transpose(-1, -2)
+            of_scores = weights * (of_weights - own[1][..., rows, None]) * self._scale
+            own[3][..., rows, :] += of_scores @ key
+            of_key += (of_scores.transpose(-1, -2) @ query).sum(dim=2)
+
+    def _own(self, of_all: Tensor) -> Tensor:
+        """A view of what belongs to these queries, by the head of keys."""
+        return torch.unflatten(of_all[:, :, self._pair.queries], 1, self._groups)
+
+    def _chunks(self) -> Iterator[tuple[slice, Tensor | None]]:
+        """Some queries at a time, each with its rows of the mask."""
+        mask, length = self._pair.mask, self._query.shape[2]
+        beside = self._query[:, :, 0, 0].numel() * self._key.shape[2]
+        most = max(1, _MOST_SCORES // beside)
+        for start in range(0, length, most):
+            rows = slice(start, min(start + most, length))
+            yield rows, None if mask is None else mask[..., rows, :]
 
 
 def _scores(query: Tensor, key: Tensor, allowed: Tensor | None, scale: float) -> Tensor:
