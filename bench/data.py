@@ -185,7 +185,7 @@ def _rank(place: _Place, rank: int, barrier: Barrier, done: Event, say: Connecti
         source,
         replica=at.dp,
         device=torch.device("cpu"),
-        wanted=Wanted(tokens=at.pp == 0, targets=at.pp == spec.parallel.pp - 1, starts=False),
+        wanted=Wanted(tokens=at.pp == 0, targets=at.pp == spec.parallel.loss_stage, starts=False),
     )
     loader.micro_batches(1)
     own.num_reads, waits, waited_ns, memory = 0, 0, 0, 0

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from outlast.cli.plan_facts import Projected
     from outlast.cli.specfile import Checked
     from outlast.layout import Layout
-    from outlast.spec import JobSpec
+    from outlast.spec import JobSpec, ParallelSpec
     from trainer.core.estimate import Plan
     from trainer.core.memory import RankMemory
     from trainer.core.projection import Projection
@@ -67,8 +67,10 @@ def warnings(spec: JobSpec, found: Plan, projected: Projected | None) -> list[st
             f"a rank of stage {largest.stage} needs {size(largest.device_bytes)}, more than the "
             f"{size(memory)} of the device: {_what_would_help(spec, largest)}"
         )
-    if parallel.pp > 1 and found.num_micro_batches < parallel.pp:
-        least = parallel.pp * parallel.dp * parallel.micro_batch
+    # A micro-batch goes through the stages twice where the pipeline folds.
+    filling = parallel.pp * (2 if parallel.folds else 1)
+    if parallel.pp > 1 and found.num_micro_batches < filling:
+        least = filling * parallel.dp * parallel.micro_batch
         lines.append(
             f"{found.num_micro_batches} micro-batches do not fill {parallel.pp} stages: "
             f"{100 * found.bubble:.0f} % of a step is bubble; data.global_batch = {least} or more "
@@ -77,7 +79,7 @@ def warnings(spec: JobSpec, found: Plan, projected: Projected | None) -> list[st
     elif found.bubble > _LARGE_BUBBLE:
         lines.append(
             f"{100 * found.bubble:.0f} % of a step is bubble: more micro-batches, virtual "
-            "stages with the schedule interleaved, or the schedules zb-h1 and zb-v make it smaller"
+            f"stages with the schedule interleaved{_more_schedules(parallel)} make it smaller"
         )
     if parallel.tp > spec.workers_per_node:
         lines.append(
@@ -87,6 +89,13 @@ def warnings(spec: JobSpec, found: Plan, projected: Projected | None) -> list[st
     if parallel.zero.level > 0 and spec.layout.dp == 1:
         lines.append(f"parallel.zero.level {parallel.zero.level} has one replica, nothing to share")
     return lines
+
+
+def _more_schedules(parallel: ParallelSpec) -> str:
+    """The zero-bubble schedules that wait less than the job's own."""
+    return {"zb-v": "", "zb-h1": ", or the schedule zb-v"}.get(
+        parallel.schedule, ", or the schedules zb-h1 and zb-v"
+    )
 
 
 def _what_would_help(spec: JobSpec, rank: RankMemory) -> str:

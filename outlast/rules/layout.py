@@ -184,6 +184,15 @@ def _check_stages(spec: JobSpec) -> list[FieldProblem]:
                 f"allowed: 1 to {layers}",
             )
         ]
+    if layers < stages * chunks and spec.parallel.folds:
+        return [
+            FieldProblem(
+                field="parallel.pp",
+                message=f"is {stages}; with parallel.schedule = zb-v each stage has two chunks, "
+                f"and {2 * stages} chunks are more than model.layers = {layers}; allowed: 1 to "
+                f"{layers // 2}, or another schedule",
+            )
+        ]
     if layers < stages * chunks:
         return [
             FieldProblem(
@@ -213,7 +222,8 @@ def _check_schedule(spec: JobSpec) -> list[FieldProblem]:
             )
         )
     if parallel.schedule not in ("interleaved", "zb-v") and parallel.virtual_stages > 1:
-        needed, chunks = "parallel.schedule = interleaved", parallel.virtual_stages
+        chunks = parallel.virtual_stages
+        needed = "parallel.schedule = interleaved" + " or zb-v" * (chunks == _CHUNKS_OF_V)
         problems.append(only_with("parallel.virtual_stages", chunks, needed, parallel.schedule))
     if parallel.schedule == "interleaved" and parallel.virtual_stages == 1:
         most = max(1, spec.model.layers // parallel.pp)

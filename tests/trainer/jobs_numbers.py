@@ -17,6 +17,7 @@ from outlast.spec.parse import parse_spec
 from tests.trainer.ranks import RankContext
 from trainer.data.node import NodeLoader
 from trainer.parallel.mesh import build_mesh
+from trainer.recovery.non_finite import NonFiniteLossError
 from trainer.worker.loop import Agreed, TrainLoop
 from trainer.worker.meter import PeakMemory
 from trainer.worker.state import TrainState, build_state
@@ -192,6 +193,27 @@ def _timed_passes(path: Path) -> list[tuple[int, float]]:
 def _counted(state: TrainState) -> dict[Group, int]:
     comms = state.mesh.comms
     return {group: sum(comm.bytes_sent for comm in comms[group]) for group in comms}
+
+
+def told_of_a_bad_gradient(
+    context: RankContext, document: dict[str, Any], folder: Path, maker: int
+) -> str:
+    """What a rank says once the stage `maker` has made a gradient that is not a number."""
+    box = _box(context, folder)
+    state, loop = _built(context, parse_spec(document), box, folder)
+    finish = state.data_parallel.finish_gradients
+
+    def finish_after_a_fault() -> None:
+        # It flows on to the stages before.
+        for part in state.flat.parts if state.mesh.at.pp <= maker else ():
+            part.grads.fill_(torch.nan)
+        finish()
+
+    setattr(state.data_parallel, "finish_gradients", finish_after_a_fault)  # noqa: B010
+    with pytest.raises(NonFiniteLossError) as error:
+        loop.train_step(1)
+    box.close()
+    return str(error.value)
 
 
 def _box(context: RankContext, folder: Path) -> Writer:

@@ -212,7 +212,8 @@ def run_reluctantly(
     context: RankContext, schedule: Schedule, most_receives: int
 ) -> tuple[float, int]:
     """The loss of two steps, and the most receives from one stage that were posted at once."""
-    mesh = mesh_of(context, Layout(pp=schedule.num_stages), tied=False)
+    layout = Layout(pp=schedule.num_stages)
+    mesh = mesh_of(context, layout, tied=False, folds=schedule.folds)
     comm = Reluctant(mesh.pp, most_receives)
     mesh = replace(mesh, pp=comm, pp_back=comm)
     engine = PipelineEngine(stand_ins(mesh, schedule.num_chunks), mesh, schedule, boundary=SHAPE)

@@ -76,7 +76,10 @@ def train_to_infinity(
             if after_the_sum:
                 _spoil_sums(state)
             else:
-                parameter = next(iter(state.flat.parameters.values()))
+                # Whose gradient both ends of a pipeline had, that of a tied table does not tell.
+                facts = state.flat.facts
+                name = next(name for name in facts if not facts[name].tied)
+                parameter = state.flat.parameters[name]
                 parameter.register_hook(lambda grad: grad * torch.inf)
             return state
 

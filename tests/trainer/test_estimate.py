@@ -363,6 +363,13 @@ def test_theory_holds_with_virtual_stages_too(micro_batches: int) -> None:
     assert tuple(peak_in_flight(facts, stage) for stage in range(4)) == timing.peak_in_flight
 
 
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-v"])
+def test_layers_of_chunks_are_listed_in_the_order_of_the_model(schedule: str) -> None:
+    facts = facts_of(Case(layout=Layout(pp=2), layers=7))
+    given = replace(facts, schedule=schedule, virtual_stages=2, layer_split=(1, 1, 4, 1))
+    assert plan(given).chunk_layers == (1, 1, 4, 1)
+
+
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 2), (4, 8), (4, 2)])
 def test_theory_is_what_the_built_schedule_costs(

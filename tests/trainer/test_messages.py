@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outlast.blackbox import Group, Op
 from outlast.layout import Coordinate, Layout
-from trainer.core.schedule import Schedule, build, check, forward_only
+from trainer.core.schedule import NAMES, Schedule, build, check, forward_only
 from trainer.core.schedule.messages import (
     Channel,
     arrivals,
@@ -35,10 +35,12 @@ unhurried = settings(max_examples=60, deadline=None)
 
 @st.composite
 def schedules(draw: st.DrawFn) -> Schedule:
-    name = draw(st.sampled_from(("gpipe", "1f1b", "interleaved")))
+    name = draw(st.sampled_from(NAMES))
     p, m = draw(st.integers(2, 5)), draw(st.integers(1, 12))
     if name == "interleaved":
         return build(name, p, m, num_chunks=draw(st.integers(2, 3)))
+    if name == "zb-v":
+        return build(name, p, m, num_chunks=2)
     extra = draw(st.integers(0, 2)) if name == "1f1b" else 0
     return build(name, p, m, extra_warmup=extra)
 
@@ -46,7 +48,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
 @st.composite
 def evaluations(draw: st.DrawFn) -> Schedule:
     p, m, v = draw(st.integers(2, 5)), draw(st.integers(1, 12)), draw(st.integers(1, 3))
-    return forward_only(p, m, num_chunks=v)
+    return forward_only(p, m, num_chunks=v, folds=draw(st.booleans()))
 
 
 @unhurried

@@ -155,8 +155,11 @@ def test_messages_that_overtake_others_are_told_apart(ranks: RankPool) -> None:
         build("interleaved", 2, 7, num_chunks=3),
         build("interleaved", 4, 8, num_chunks=2),
         build("zb-h1", 4, 9),
+        build("zb-v", 2, 9, num_chunks=2),
+        build("zb-v", 4, 9, num_chunks=2),
         forward_only(2, 24, num_chunks=3),
         forward_only(4, 24, num_chunks=2),
+        forward_only(3, 24, num_chunks=2, folds=True),
     ],
     ids=lambda schedule: f"{schedule.name}-{schedule.num_stages}-{schedule.num_micro_batches}",
 )
@@ -166,7 +169,10 @@ def test_a_step_ends_with_few_receives_posted(
     """A gloo send ends when its receive is posted: who waited for the other would hang here."""
     found = ranks.run(run_reluctantly, schedule.num_stages, schedule, most_receives)
     loss = expected_loss(schedule.num_micro_batches, schedule.last_position + 1)
-    assert [result for result, _ in found] == [0.0] * (len(found) - 1) + [2 * loss]
+    ends, _ = schedule.chunk_at(schedule.last_position)
+    assert [result for result, _ in found] == [
+        2 * loss * (stage == ends) for stage in range(schedule.num_stages)
+    ]
     # What is needed before others of the same sender is posted in any case.
     assert max(largest for _, largest in found) <= most_receives + 1
 
@@ -174,6 +180,7 @@ def test_a_step_ends_with_few_receives_posted(
 def test_stages_can_connect_one_link_after_the_other(ranks: RankPool) -> None:
     """As on NCCL, where the first message between two ranks blocks both."""
     ranks.run(connect, 4, build("interleaved", 4, 4, num_chunks=2))
+    ranks.run(connect, 4, build("zb-v", 4, 4, num_chunks=2))
 
 
 def test_replicas_of_a_boundary_send_one_part_each(ranks: RankPool) -> None:

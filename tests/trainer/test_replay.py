@@ -16,6 +16,7 @@ from diagnostics.core.exits import ExitFacts, classify
 from outlast.failures import FailureClass
 from outlast.layout import Layout
 from tests.trainer.jobs import train
+from tests.trainer.jobs_numbers import told_of_a_bad_gradient
 from tests.trainer.jobs_replay import bit_sums, train_again, train_to_infinity
 from tests.trainer.ranks import RankPool
 from tests.trainer.resuming import curve, log_of, spec_of, steps_of
@@ -171,6 +172,21 @@ def test_who_made_a_gradient_without_a_norm(
     bad: tuple[int, ...], layout: Layout, expected: tuple[int, ...]
 ) -> None:
     assert makers([bool(each) for each in bad], layout) == frozenset(expected)
+
+
+def test_a_copy_of_a_tied_table_does_not_make_the_last_stage_the_maker(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    """Both ends have added up the gradients of their copies before anybody looks."""
+    spec = spec_of(
+        tmp_path,
+        steps=4,
+        model={"layers": 3, "hidden": 16, "heads": 2, "seq_len": 16},
+        parallel={"pp": 3},
+        data={"max_bytes": 2**16, "global_batch": 4},
+    )
+    told = ranks.run(told_of_a_bad_gradient, 3, spec, tmp_path, 1)
+    assert ["of this rank" in each for each in told] == [False, True, False]
 
 
 def test_later_chunks_spread_it_over_all_stages() -> None:

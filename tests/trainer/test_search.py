@@ -17,6 +17,7 @@ from outlast.spec.models import ZeroSpec
 from outlast.spec.parse import read_spec
 from trainer.core.advice import Takeaway, advice, differences, terms
 from trainer.core.cost import training
+from trainer.core.memory import rank_memory
 from trainer.core.projection import Machine, least_step_s, project
 from trainer.core.search import device_bytes, search
 from trainer.layouts import fastest_layouts
@@ -247,6 +248,29 @@ def test_zero_bubble_is_taken_where_the_bubble_is_large() -> None:
         held=[*given, "schedule"],
     )
     assert best.step.bubble_s < plain.searched.found[0].step.bubble_s
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(
+    ("schedule", "chunks"),
+    [("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 2)],
+)
+def test_a_layout_fits_where_each_of_its_ranks_does(
+    schedule: str, chunks: int, recompute: str
+) -> None:
+    parallel = {
+        "pp": 4,
+        "dp": 2,
+        "micro_batch": 2,
+        "schedule": schedule,
+        "virtual_stages": chunks,
+        "recompute": recompute,
+    }
+    model = {**SMALL, "layers": 16, "tied_embeddings": False}
+    facts = plan_input(spec_of(1, model=model, data={"global_batch": 64}, parallel=parallel))
+    needed = max(rank_memory(facts, stage).device_bytes for stage in range(4))
+    # Receive buffers differ between stages that are alike otherwise.
+    assert device_bytes(facts) == pytest.approx(needed, rel=0.02)
 
 
 def test_layouts_of_a_thousand_nodes_are_searched_in_seconds() -> None:

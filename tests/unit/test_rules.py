@@ -97,7 +97,12 @@ LAYOUT_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
     (
         {"parallel": {"pp": 2, "virtual_stages": 2, "schedule": "zb-h1"}},
         "parallel.virtual_stages",
-        "only with parallel.schedule = interleaved, not zb-h1",
+        "only with parallel.schedule = interleaved or zb-v, not zb-h1",
+    ),
+    (
+        {"parallel": {"pp": 2, "schedule": "zb-v", "virtual_stages": 2}, "model": {"layers": 3}},
+        "parallel.pp",
+        "is 2; with parallel.schedule = zb-v .* more than model.layers = 3; allowed: 1 to 1",
     ),
     (
         {"parallel": {"pp": 2, "schedule": "zb-v"}},

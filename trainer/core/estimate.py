@@ -52,9 +52,10 @@ def plan(facts: PlanInput) -> Plan:
         tokens_per_step=facts.global_batch * shape.seq_len,
         num_micro_batches=facts.num_micro_batches,
         chunk_layers=tuple(
-            len(parts[stage][chunk].layers)
-            for chunk in range(facts.virtual_stages)
-            for stage in stages
+            len(part.layers)
+            for part in sorted(
+                (part for held in parts for part in held), key=lambda part: part.layers.start
+            )
         ),
         ranks=ranks,
         bubble=bubble(facts),

@@ -35,6 +35,7 @@ from trainer.core.traffic import (
     end_bytes,
     expert_bytes,
     layer_bytes,
+    layer_passes,
     message_bytes,
     replica_messages,
 )
@@ -93,6 +94,8 @@ class _Pass:
     tensor_s: float
     """Messages of tensor groups and of rings that do not hide; those between experts, and of heads
     that are swapped, none of which do."""
+    tensor_forward_s: float
+    """Of that, what goes with the forward pass."""
 
     @property
     def compute_s(self) -> float:
@@ -175,7 +178,7 @@ def _folded_bubble_s(
     def mean_s(of: Callable[[_Pass], float]) -> float:
         return (sum(count * of(passes[at]) for at, count in alike.items()) - of(busiest)) / others
 
-    forward_s = mean_s(lambda one: one.forward_s)
+    forward_s = mean_s(lambda one: one.forward_s + one.tensor_forward_s)
     weights_s = mean_s(lambda one: one.weights_s)
     whole_s = mean_s(lambda one: one.total_s)
     costs = {
@@ -263,12 +266,15 @@ def _stage_pass(facts: PlanInput, machine: Machine, stage: int, tp_speed: float)
     there, back = (sent / cp_speed for sent in context_passes(facts, stage))
     parts_s = max(0.0, there - beside_s) + max(0.0, back - 2 * beside_s)
     beyond_s = max(0.0, message_s - first_s - forward_s - backward_s)
+    tensor_s = first_s + beyond_s + end_bytes(facts, stage) / tp_speed + experts_s + parts_s
+    forward, backward = layer_passes(facts, layers[0])
     return _Pass(
         forward_s=forward_s,
         backward_s=backward_s,
         again_s=facts.tokens * again / flops_per_s,
         weights_s=facts.tokens * weights / flops_per_s,
-        tensor_s=first_s + beyond_s + end_bytes(facts, stage) / tp_speed + experts_s + parts_s,
+        tensor_s=tensor_s,
+        tensor_forward_s=tensor_s * forward / (forward + backward),
     )
 
 

@@ -87,8 +87,10 @@ def search(
 
 
 def device_bytes(facts: PlanInput) -> int:
-    """What the rank that needs most needs: of stages alike it is the first one's."""
-    return max(rank_memory(facts, stage).device_bytes for stage in alike_stages(facts))
+    """What the rank that needs most needs."""
+    # Later stages have fewer micro-batches in hand, unless gradients of weights are put off.
+    stages = range(facts.layout.pp) if facts.splits_backward else alike_stages(facts)
+    return max(rank_memory(facts, stage).device_bytes for stage in stages)
 
 
 def _best(

@@ -46,6 +46,14 @@ from trainer.worker.body import Body, build_body
 from trainer.worker.feeding import Feeding, open_data
 from trainer.worker.meter import StepMeter
 
+# What a checkpoint means that does not say it: one from before there were such groups, and one of
+# a schedule that places chunks as all but one do.
+_UNSAID = {
+    "parallel.ep": "1",
+    "parallel.cp": "1",
+    "parallel.context": "all_to_all",
+    "parallel.schedule": "another one",
+}
 _NCCL_CHOICES = (
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE"),
     *("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
@@ -188,13 +196,13 @@ class TrainState:
                 )
             self.loss_scale.restore(extra["loss_scale"])
         before, now = (
-            each["environment"] | each["layout"] | each["schedule"] | each.get("masked", {})
+            _UNSAID
+            | each["environment"]
+            | each["layout"]
+            | each["schedule"]
+            | each.get("masked", {})
             for each in (extra, own)
         )
-        # Checkpoints of before there were such groups do not say how wide these were.
-        before.setdefault("parallel.ep", "1")
-        before.setdefault("parallel.cp", "1")
-        before.setdefault("parallel.context", "all_to_all")
         return [
             f"{name} {before.get(name)} is now {now.get(name)}"
             for name in dict.fromkeys((*before, *now))
@@ -358,8 +366,8 @@ def _layout(spec: JobSpec) -> dict[str, str]:
     )
     found = {f"parallel.{axis}": str(getattr(parallel, axis)) for axis in axes}
     found["parallel.zero.level"] = str(parallel.zero.level)
-    # Checkpoints from before there were such schedules do not say it.
-    return found | ({"parallel.folds": "True"} if parallel.folds else {})
+    # What of a schedule decides which sums there are.
+    return found | ({"parallel.schedule": parallel.schedule} if parallel.folds else {})
 
 
 def _masked(spec: JobSpec) -> dict[str, str]:
