@@ -59,3 +59,15 @@ def training_of(world: World, order: Order) -> Training:
         replayed_step=start.replayed_step,
         replica_shift=start.replica_shift,
     )
+
+
+def without_nodes(message: agents_pb2.Command) -> agents_pb2.Command:
+    """An order to start without the nodes of all ranks: thousands of nodes keep theirs.
+
+    A copy: a message keeps the memory of a field that it has lost, and whoever holds a part of
+    it, as an attempt does of its peers, keeps all of it.
+    """
+    message.start_workers.packed_nodes = b""
+    kept = agents_pb2.Command()
+    kept.CopyFrom(message)
+    return kept

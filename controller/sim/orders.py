@@ -46,7 +46,7 @@ from controller.agent.core.steps import StartFacts, Step
 from controller.agent.core.workers import WorkerKey
 from controller.agent.wire import answer, command_of, kind_of
 from controller.sim.data_loaders import DataLoaders
-from controller.sim.order import Order, training_of
+from controller.sim.order import Order, training_of, without_nodes
 from controller.sim.order_memory import OrderMemory
 from controller.sim.promises import Promises
 from controller.sim.worker import Worker
@@ -83,8 +83,7 @@ class Orders:
         order = Order(command=command, message=message)
         if kind is CommandKind.START:
             order.start = self._world.trainings.start_of(message)
-            # Thousands of nodes keep their orders for a while.
-            message.start_workers.packed_nodes = b""
+            order.message = without_nodes(message)
         self._orders.setdefault(command.command_id, order)
         self.promises.received(command)
         self.give(CommandReceived(command=command))

@@ -35,6 +35,8 @@ STOP_SLACK_S = 30.0
 LEAST_ABSENCE_S = 1800.0 - 1.0
 # Fewer than an agent remembers.
 MAX_ANSWERS = 20
+# Of workers whose ends were reported, so many are remembered: of dozens of attempts.
+MAX_ENDS = 64
 # From the limit of an absence until workers that were asked to stop are killed.
 GIVE_UP_SLACK_S = 45.0
 
@@ -54,7 +56,8 @@ class Promises:
         self._ends_kept: dict[str, None] = {}
         # The first answers of the newest commands.
         self._answers: dict[str, Result] = {}
-        # Workers whose ends were reported, and the progress of each attempt that was reported last.
+        # The newest workers whose ends were reported, and the progress of each attempt that was
+        # reported last.
         self._ended: dict[WorkerKey, None] = {}
         # The events that report them.
         self._ends: dict[WorkerKey, int] = {}
@@ -150,6 +153,8 @@ class Promises:
         if key in self._ended:
             self.fail(f"the end of {key} is reported again")
         self._ended[key] = None
+        if len(self._ended) > MAX_ENDS:
+            del self._ended[next(iter(self._ended))]
 
     def worker_ended(self, key: WorkerKey) -> None:
         """A worker has ended, and the machine has taken it in."""

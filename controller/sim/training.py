@@ -261,12 +261,18 @@ class Trainings:
     def _at(
         self, training: Training, step: int, after_s: float, action: Callable[[Training], None]
     ) -> None:
+        # By its key: the last step of most attempts never comes, and what waits for it must not
+        # keep the attempt with all its workers.
+        key = (training.job.job_id, training.attempt)
         at_s = training.reaches_s(step) + after_s
-        self._world.timeline.at(at_s, self._due, training, training.num_plans, action)
+        self._world.timeline.at(at_s, self._due, key, training.num_plans, action)
 
-    def _due(self, training: Training, plan: int, action: Callable[[Training], None]) -> None:
-        """Unless the attempt has become faster or slower, and another plan holds."""
-        if plan == training.num_plans:
+    def _due(
+        self, key: tuple[JobId, Attempt], plan: int, action: Callable[[Training], None]
+    ) -> None:
+        """Unless the attempt is over, or has become faster or slower, and another plan holds."""
+        training = self.by_attempt.get(key)
+        if training is not None and plan == training.num_plans:
             action(training)
 
     def _begins(self, training: Training) -> None:
