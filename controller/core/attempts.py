@@ -59,12 +59,14 @@ def _chosen(
         return
     paths = [_path_at(ctx, node_id) for node_id in places]
     held = [path for path in paths if path]
-    wanted = []
-    for place in left:
-        # The node that was here before says best where the next should stand, if it is known.
-        lost = _path_at(ctx, job.nodes[place]) if job.attempt > NO_ATTEMPT else ()
-        before = next(filter(None, reversed(paths[:place])), ())
-        wanted.append(lost or before or next(iter(held), ()))
+    wanted: list[topology.Path] = []
+    before: topology.Path = ()
+    for place, path in enumerate(paths):
+        before = path or before
+        if places[place] is None:
+            # The node that was here before says best where the next should stand, if it is known.
+            lost = _path_at(ctx, job.nodes[place]) if job.attempt > NO_ATTEMPT else ()
+            wanted.append(lost or before or next(iter(held), ()))
     classes: list[list[tuple[NodeId, topology.Path]]] = [[], [], []]
     for node in free:
         # It is stopped: nodes that need no check come first.

@@ -51,8 +51,9 @@ def keep(ctx: Context) -> None:
             _check_again(ctx, node, live)
     if any(job.state in (JobState.QUEUED, JobState.PROVISIONING) for job in live):
         return
-    for node_id in index.free:
-        if max(missing.values(), default=0) <= 0:
+    # Asked first, too: each node that joins would have all free ones put in order again.
+    for node_id in index.free if _is_any_missing(missing) else ():
+        if not _is_any_missing(missing):
             return
         node = ctx.state.nodes[node_id]
         if missing.get(node.image, 0) <= 0:
@@ -66,6 +67,10 @@ def keep(ctx: Context) -> None:
             ctx.move_node(node, NodeState.STANDBY, "checked; a warm spare")
         else:
             _check(ctx, node, live)
+
+
+def _is_any_missing(missing: dict[str, int]) -> bool:
+    return max(missing.values(), default=0) > 0
 
 
 def next_checks_s(ctx: Context) -> list[float]:

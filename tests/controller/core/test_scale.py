@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,25 @@ def test_job_that_waits_for_thousands_of_nodes_seldom_looks_at_all_of_them(
     driver.now_s = wake_at_s
     driver.send(ev.TimePassed())
     assert "waiting for 3 more" in driver.job().reason
+
+
+def test_node_that_joins_a_fleet_without_a_job_has_the_others_not_put_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All free nodes were, for each: 12,000 joined in 2.9 s of the controller's one loop."""
+    driver, num_orders = Driver(), 0
+    kind = type(driver.machine.state.index.free)
+    in_order = kind.__iter__
+
+    def counting(some: Collection[NodeId]) -> Iterator[NodeId]:
+        nonlocal num_orders
+        num_orders += len(some) > 0
+        return in_order(some)  # type: ignore[arg-type]  # only of this kind
+
+    monkeypatch.setattr(kind, "__iter__", counting)
+    for number in range(20):
+        driver.join(f"n{number}")
+    assert num_orders == 0
 
 
 def test_job_that_waits_takes_the_last_node_in_the_moment_in_which_it_joins() -> None:
