@@ -20,11 +20,14 @@ def read(path: str) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize(("nodes", "least"), [(1_536, 0.97), (12_500, 0.80)])
+@pytest.mark.parametrize(
+    ("name", "nodes", "least"),
+    [("1536", 1_536, 0.97), ("12500", 12_500, 0.80), ("day-12500", 12_500, 0.80)],
+)
 def test_a_large_job_under_the_mix_of_llama_3_trains_for_most_of_its_time(
-    nodes: int, least: float
+    name: str, nodes: int, least: float
 ) -> None:
-    found = read(f"tests/sim/results/llama3-{nodes}-nodes.json")
+    found = read(f"tests/sim/results/llama3-{name}-nodes.json")
     assert found["scenario"]["nodes"] == nodes
     assert found["ettr"] >= least
     assert found["violations"] == []
