@@ -142,8 +142,8 @@ def _uses(
 
 
 def _exchanges(parallel: ParallelSpec, cp: int, held: Collection[str]) -> list[str]:
-    """What ranks that divide a sequence send each other: rings where heads do not divide, as they
-    send more, and their pieces with a mask have no kernel, which no projection knows."""
+    """What ranks that divide a sequence send each other: rings where heads do not divide, as what
+    has a mask there has no kernel, which no projection knows."""
     return [parallel.context] if "context" in held or cp == 1 else ["all_to_all", "ring"]
 
 

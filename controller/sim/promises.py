@@ -170,6 +170,8 @@ class Promises:
         if is_again and not is_last:
             self.fail(f"progress of {key} is reported again in a session, and heartbeats say it")
         self._progress[key] = completed_step
+        if len(self._progress) > MAX_ENDS:
+            del self._progress[next(iter(self._progress))]
         self._known.add(key)
 
     def said_hello(self, statuses: Iterable[agents_pb2.WorkerStatus]) -> None:
@@ -195,6 +197,7 @@ class Promises:
     def delivered(self, seq: int) -> None:
         """The controller has got an event."""
         self._on_the_way.pop(seq, None)
+        self._ends = {key: end for key, end in self._ends.items() if end != seq}
 
     def acknowledged(self, seq: int) -> None:
         """The controller has said that it has all up to this one."""

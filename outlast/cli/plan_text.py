@@ -25,6 +25,8 @@ _MAX_STAGES = 8
 _Item = TypeVar("_Item")
 # Above this a pipeline idles more than a larger batch or another schedule would cost.
 _LARGE_BUBBLE = 0.25
+# From so many chunks on interleaving waits no longer than ZB-V.
+_CHUNKS_OF_V = 6
 
 
 def print_plan(
@@ -78,8 +80,8 @@ def warnings(spec: JobSpec, found: Plan, projected: Projected | None) -> list[st
         )
     elif found.bubble > _LARGE_BUBBLE:
         lines.append(
-            f"{100 * found.bubble:.0f} % of a step is bubble: more micro-batches, virtual "
-            f"stages with the schedule interleaved{_more_schedules(parallel)} make it smaller"
+            f"{100 * found.bubble:.0f} % of a step is bubble: more micro-batches"
+            f"{_shorter_schedules(parallel)} make it smaller"
         )
     if parallel.tp > spec.workers_per_node:
         lines.append(
@@ -91,11 +93,16 @@ def warnings(spec: JobSpec, found: Plan, projected: Projected | None) -> list[st
     return lines
 
 
-def _more_schedules(parallel: ParallelSpec) -> str:
-    """The zero-bubble schedules that wait less than the job's own."""
-    return {"zb-v": "", "zb-h1": ", or the schedule zb-v"}.get(
-        parallel.schedule, ", or the schedules zb-h1 and zb-v"
-    )
+def _shorter_schedules(parallel: ParallelSpec) -> str:
+    """Those that wait less than the job's own, of which interleaving waits a chunk's share."""
+    if parallel.folds:
+        return ""
+    if parallel.virtual_stages > 1:
+        has_less = parallel.virtual_stages < _CHUNKS_OF_V
+        return ", more virtual stages or the schedule zb-v" if has_less else ""
+    if parallel.schedule == "zb-h1":
+        return " or the schedule zb-v"
+    return " or the schedules interleaved, zb-h1 or zb-v"
 
 
 def _what_would_help(spec: JobSpec, rank: RankMemory) -> str:

@@ -184,13 +184,14 @@ def _check_stages(spec: JobSpec) -> list[FieldProblem]:
                 f"allowed: 1 to {layers}",
             )
         ]
-    if layers < stages * chunks and spec.parallel.folds:
+    if spec.parallel.folds and layers < 2 * stages:
+        fewer = f"2 to {layers // 2}, or " if layers >= 4 else ""
         return [
             FieldProblem(
                 field="parallel.pp",
                 message=f"is {stages}; with parallel.schedule = zb-v each stage has two chunks, "
-                f"and {2 * stages} chunks are more than model.layers = {layers}; allowed: 1 to "
-                f"{layers // 2}, or another schedule",
+                f"and {2 * stages} chunks are more than model.layers = {layers}; allowed: "
+                f"{fewer}another schedule",
             )
         ]
     if layers < stages * chunks:

@@ -189,6 +189,28 @@ def test_a_copy_of_a_tied_table_does_not_make_the_last_stage_the_maker(
     assert ["of this rank" in each for each in told] == [False, True, False]
 
 
+@pytest.mark.parametrize(
+    ("bad", "copies", "layout", "expected"),
+    [
+        # What else is bad decides.
+        ((1, 1, 0), (1, 0, 1), Layout(pp=3), (1,)),
+        ((0, 0, 0), (1, 0, 1), Layout(pp=3), ()),
+        # One shard of the table, at both ends.
+        ((0, 0, 0, 0), (1, 0, 1, 0), Layout(tp=2, pp=2), ()),
+        # Replica 1 at both ends, after its sum over replicas.
+        ((0, 0, 0, 0), (0, 1, 0, 1), Layout(dp=2, pp=2), ()),
+        # After the sum of both ends.
+        ((0, 0, 0), (0, 0, 1), Layout(pp=3), (2,)),
+        ((0, 0, 0, 0), (0, 1, 0, 0), Layout(dp=2, pp=2), (1,)),
+    ],
+)
+def test_of_a_tied_table_alone_one_end_is_known(
+    bad: tuple[int, ...], copies: tuple[int, ...], layout: Layout, expected: tuple[int, ...]
+) -> None:
+    own, both = ([bool(each) for each in found] for found in (bad, copies))
+    assert makers(own, layout, copies=both) == frozenset(expected)
+
+
 def test_later_chunks_spread_it_over_all_stages() -> None:
     layout = Layout(pp=3)
     assert makers([True, True, False], layout, num_chunks=2) == frozenset({1})

@@ -102,7 +102,7 @@ LAYOUT_PROBLEMS: list[tuple[dict[str, Any], str, str]] = [
     (
         {"parallel": {"pp": 2, "schedule": "zb-v", "virtual_stages": 2}, "model": {"layers": 3}},
         "parallel.pp",
-        "is 2; with parallel.schedule = zb-v .* more than model.layers = 3; allowed: 1 to 1",
+        "is 2; with parallel.schedule = zb-v .* more than model.layers = 3; allowed: another",
     ),
     (
         {"parallel": {"pp": 2, "schedule": "zb-v"}},

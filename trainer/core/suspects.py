@@ -64,11 +64,19 @@ def accused(differs: Sequence[bool], *, shift: int, suspects: frozenset[int]) ->
     return found & suspects or found
 
 
-def makers(bad: Sequence[bool], layout: Layout, *, num_chunks: int = 1) -> frozenset[int]:
+def makers(
+    bad: Sequence[bool], layout: Layout, *, num_chunks: int = 1, copies: Sequence[bool] = ()
+) -> frozenset[int]:
     """The ranks that made a gradient without a norm; empty where that cannot be known.
 
-    `bad` has, by rank, whether its own copy of the sums over all replicas has none.
+    `bad` has, by rank, whether its own copy of the sums over all replicas has none; `copies` the
+    same of a tied table that the first and the last stage have each, and have added up since: of
+    these alone only one end's can be known.
     """
+    if not any(bad) and any(copies):
+        if len({layout.coordinate(rank).pp for rank, is_bad in enumerate(copies) if is_bad}) > 1:
+            return frozenset()
+        bad = copies
     if layout.ep > 1:
         # Replicas hold sums over each other's tokens, too.
         return frozenset()

@@ -3,14 +3,16 @@
 `scaled_dot_product_attention` keeps the logarithms of its sums of exponentials to itself. A rank
 that attends to one block of keys after another needs them: to merge what it has found, and to go
 backwards with the sums over all blocks. The operators below it give and take them; torch's
-context parallelism uses the same ones. They are not part of torch's documented interface, so each
-is tried beside plain products at its first use on a device, and is left alone should it differ.
+context parallelism uses the same ones. They are not part of torch's documented interface, so they
+are tried beside plain products at their first use on a device, on parts of larger tensors as a
+ring has them, and are left alone should they differ.
 
 What does not belong here: masks (`trainer.parallel.ring` computes those pairs itself).
 """
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch import Tensor
 _OPS: Any = torch.ops.aten
 # The kernel for GPUs is of these types only.
 _NARROW = (torch.float16, torch.bfloat16)
+_PIECE = 8
 # Of values near 1; a wrong sum of exponentials is off by far more.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
@@ -57,7 +60,8 @@ def attend_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values; outputs and sums are those over all keys."""
-    given = (grad_BHQC, query_BHQC, key_BGKC, value_BGKC, out_BHQC, sums_BHQ)
+    # The kernel for GPUs reads the sums as if one row came right behind the other.
+    given = (grad_BHQC, query_BHQC, key_BGKC, value_BGKC, out_BHQC, sums_BHQ.contiguous())
     if query_BHQC.device.type == "cpu":
         grads = _OPS._scaled_dot_product_flash_attention_for_cpu_backward(
             *given, 0.0, is_causal, scale=scale
@@ -83,47 +87,82 @@ def attend_backward(
 
 @lru_cache(maxsize=64)
 def _works(device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    """Whether two blocks of keys, one after the other, give what all of them at once give."""
+    """Whether pieces, one after the other, give what all of them at once give."""
     if device.type != "cpu" and dtype not in _NARROW:
         return False
     try:
         found = _tried(device, dtype, width)
-    except (RuntimeError, NotImplementedError, TypeError, AttributeError, ValueError):
+    except torch.OutOfMemoryError:
+        # That says nothing of the kernel, and would be remembered.
+        raise
+    except (RuntimeError, NotImplementedError, TypeError, AttributeError, ValueError) as error:
+        _tell(device, dtype, width, f"fails: {error}")
         return False
-    return all(
-        torch.allclose(one.double(), other.double(), rtol=0, atol=_TOLERANCE[dtype])
-        for one, other in found
+    off = max(float((one.double() - other.double()).abs().max()) for one, other in found)
+    if not off <= _TOLERANCE[dtype]:
+        _tell(device, dtype, width, f"is off by {off:.2g}")
+        return False
+    return True
+
+
+def _tell(device: torch.device, dtype: torch.dtype, width: int, why: str) -> None:
+    print(
+        f"torch's attention kernel of {dtype} and width {width} on {device} {why}; "
+        "rings compute by plain products, which is slower",
+        file=sys.stderr,
+        flush=True,
     )
 
 
 def _tried(device: torch.device, dtype: torch.dtype, width: int) -> list[tuple[Tensor, Tensor]]:
     """Outputs and gradients of a few tokens by the kernel, each beside that of plain products."""
     generator = torch.Generator().manual_seed(0)
-    drawn = [
-        torch.randn(1, heads, 16, width, generator=generator).to(device, dtype)
+    query, key, value, grad = (
+        torch.randn(2, heads, 2 * _PIECE, width, generator=generator).to(device, dtype)
         for heads in (4, 2, 2, 4)
-    ]
-    query, key, value, grad = drawn
+    )
     scale = width**-0.5
     with torch.enable_grad():
-        leaves = [each.double().requires_grad_() for each in (query, key, value)]
+        leaves = [each.double().clone().requires_grad_() for each in (query, key, value)]
         wide_key, wide_value = (each.repeat_interleave(2, dim=1) for each in leaves[1:])
-        weights = (leaves[0] @ wide_key.transpose(-1, -2) * scale).softmax(dim=-1)
-        expected = weights @ wide_value
+        scores = leaves[0] @ wide_key.transpose(-1, -2) * scale
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=device).triu(1)
+        expected = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1) @ wide_value
         grads = torch.autograd.grad(expected, leaves, grad.double())
-    halves = [(key[:, :, part], value[:, :, part]) for part in (slice(0, 8), slice(8, 16))]
-    parts = [attend(query, *half, is_causal=False, scale=scale) for half in halves]
-    sums = torch.logaddexp(*(each[1] for each in parts))
-    out = sum(found * (own - sums).exp().unsqueeze(-1) for found, own in parts)
-    assert isinstance(out, Tensor)
-    out = out.to(dtype)
-    back = [
-        attend_backward(grad, query, *half, out, sums, is_causal=False, scale=scale)
-        for half in halves
-    ]
-    found = [
-        out,
-        back[0][0] + back[1][0],
-        *(torch.cat([each[place] for each in back], dim=2) for place in (1, 2)),
-    ]
+    # As in a ring: keys and values lie in one block, and of all tensors pieces are looked at.
+    found = _by_pieces(query, torch.stack((key, value)), grad, scale)
     return list(zip(found, (expected.detach(), *grads), strict=True))
+
+
+def _by_pieces(query: Tensor, block: Tensor, grad: Tensor, scale: float) -> list[Tensor]:
+    """Output and gradients of two pieces of a causal sequence: each with itself, and the later
+    one with the earlier one."""
+    first, second = slice(0, _PIECE), slice(_PIECE, 2 * _PIECE)
+    pairs = ((first, first, True), (second, second, True), (second, first, False))
+    wide = torch.promote_types(query.dtype, torch.float32)
+    sums = torch.full(query.shape[:-1], -torch.inf, dtype=wide, device=query.device)
+    out = torch.zeros(query.shape, dtype=wide, device=query.device)
+    for rows, keys, is_causal in pairs:
+        key, value = block[:, :, :, keys]
+        part, own = attend(query[:, :, rows], key, value, is_causal=is_causal, scale=scale)
+        both = torch.logaddexp(sums[:, :, rows], own)
+        before = out[:, :, rows] * (sums[:, :, rows] - both).exp().unsqueeze(-1)
+        out[:, :, rows] = before + part * (own - both).exp().unsqueeze(-1)
+        sums[:, :, rows] = both
+    out = out.to(query.dtype)
+    back = [torch.zeros_like(each, dtype=wide) for each in (query, *block)]
+    for rows, keys, is_causal in pairs:
+        key, value = block[:, :, :, keys]
+        parts = attend_backward(
+            grad[:, :, rows],
+            query[:, :, rows],
+            key,
+            value,
+            out[:, :, rows],
+            sums[:, :, rows],
+            is_causal=is_causal,
+            scale=scale,
+        )
+        for whole, part, where in zip(back, parts, (rows, keys, keys), strict=True):
+            whole[:, :, where] += part
+    return [out, *back]

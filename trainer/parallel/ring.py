@@ -66,7 +66,9 @@ class Seen:
     window: int | None = None
     starts_BS: Tensor | None = None
 
-    def pairs(self, rank: int, other: int, *, has_kernel: bool) -> Iterator[Pair]:
+    def pairs(
+        self, rank: int, other: int, *, has_kernel: bool, device: torch.device
+    ) -> Iterator[Pair]:
         """Pieces of a rank's queries and of another one's keys, where some of these are seen.
 
         The first pair of a piece with `other` = `rank` is that with itself. A causal pair has a
@@ -78,7 +80,7 @@ class Seen:
             for keys, in_other in others:
                 if self._sees_some(queries, keys):
                     is_causal = has_kernel and self._is_causal(queries, keys)
-                    mask = None if is_causal else self._mask(queries, keys)
+                    mask = None if is_causal else self._mask(queries, keys, device)
                     yield Pair(queries=in_part, keys=in_other, is_causal=is_causal, mask=mask)
 
     def _is_causal(self, queries: Range, keys: Range) -> bool:
@@ -100,10 +102,9 @@ class Seen:
         reach = queries[1] if self.window is None else self.window
         return keys[1] - 1 <= queries[0] and keys[0] > queries[1] - 1 - reach
 
-    def _mask(self, queries: Range, keys: Range) -> Tensor | None:
+    def _mask(self, queries: Range, keys: Range, device: torch.device) -> Tensor | None:
         if self._sees_all(queries, keys):
             return None
-        device = None if self.starts_BS is None else self.starts_BS.device
         query, key = (torch.arange(*each, device=device) for each in (queries, keys))
         starts_BS = self.starts_BS
         if self.bidirectional:
@@ -147,7 +148,7 @@ class _Ring(Function):
         totals = torch.full(q.shape[:-1], -torch.inf, dtype=wide, device=q.device)
         has_kernel = flash.is_usable(q)
         for owner, block in _blocks(torch.stack((k, v)), comm):
-            for pair in seen.pairs(comm.index, owner, has_kernel=has_kernel):
+            for pair in seen.pairs(comm.index, owner, has_kernel=has_kernel, device=q.device):
                 part = _Part(pair, q, block, scale)
                 if has_kernel and pair.mask is None:
                     part.by_kernel(out, totals)
@@ -169,7 +170,7 @@ class _Ring(Function):
         home = _Home(comm)
         for owner, block in _blocks(torch.stack((k, v)), comm):
             grads = torch.zeros_like(block, dtype=wide)
-            for pair in seen.pairs(comm.index, owner, has_kernel=ctx.has_kernel):
+            for pair in seen.pairs(comm.index, owner, has_kernel=ctx.has_kernel, device=q.device):
                 part = _Part(pair, q, block, ctx.scale)
                 if ctx.has_kernel and pair.mask is None:
                     part.back_by_kernel(grad, out, totals, grad_q, grads)

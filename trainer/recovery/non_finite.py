@@ -60,8 +60,7 @@ def _makers_of_gradient(state: TrainState) -> frozenset[int]:
     if state.flat.level:
         # The owner of a shard holds what any replica has made.
         return frozenset()
-    # Both ends of a pipeline have added up what each has of a table that they have copies of:
-    # these tell something only where nothing else is bad.
+    # Copies of a tied table apart: both ends of a pipeline have added up their gradients.
     num_ranks, chunks = mesh.layout.world_size, state.spec.parallel.virtual_stages
     row = torch.zeros(2, num_ranks, dtype=torch.int64, device=mesh.device)
     for is_copy in (False, True):
@@ -69,7 +68,4 @@ def _makers_of_gradient(state: TrainState) -> frozenset[int]:
         squares = [square_sum(part.grads) for part in parts]
         row[int(is_copy), mesh.rank] = int(not all(bool(each.isfinite()) for each in squares))
     bad = mesh.fold(row.view(-1), lambda rows: rows.amax(dim=0)).bool().tolist()
-    own, copies = bad[:num_ranks], bad[num_ranks:]
-    if not any(own) and mesh.layout.dp == 1 and sum(copies) > mesh.layout.tp:
-        return frozenset()
-    return makers(own if any(own) else copies, mesh.layout, num_chunks=chunks)
+    return makers(bad[:num_ranks], mesh.layout, num_chunks=chunks, copies=bad[num_ranks:])
