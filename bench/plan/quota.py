@@ -19,14 +19,17 @@ _PERIOD_US = 5000
 
 @contextmanager
 def groups(count: int, share: float) -> Iterator[list[Path]]:
-    """Control groups whose processes have `share` of a core each. Needs root.
+    """Control groups whose processes have `share` of a core each.
 
     Raises:
-        PermissionError: this machine does not let the caller make any.
+        SystemExit: this machine does not let the caller make any, with why.
     """
     is_v2 = (_V2 / "cgroup.controllers").exists()
     made: list[Path] = []
     try:
+        if is_v2:
+            # Groups below the root have a limit only once it is handed down.
+            (_V2 / "cgroup.subtree_control").write_text("+cpu")
         for number in range(count):
             folder = (_V2 if is_v2 else _V1) / f"outlast-bench-{os.getpid()}-{number}"
             folder.mkdir()
@@ -37,12 +40,23 @@ def groups(count: int, share: float) -> Iterator[list[Path]]:
             else:
                 (folder / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
                 (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
+    except OSError as error:
+        _remove(made)
+        raise SystemExit(
+            f"cannot give ranks a share of a core each ({error}): run this as root, on Linux, "
+            f"where {_V1} or {_V2} can be written to"
+        ) from error
+    try:
         yield made
     finally:
-        for folder in made:
-            # One whose processes are still ending is left to the system.
-            with suppress(OSError):
-                folder.rmdir()
+        _remove(made)
+
+
+def _remove(made: list[Path]) -> None:
+    for folder in made:
+        # One whose processes are still ending is left to the system.
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def enter(folder: Path) -> None:

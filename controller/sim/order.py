@@ -64,8 +64,8 @@ def training_of(world: World, order: Order) -> Training:
 def without_nodes(message: agents_pb2.Command) -> agents_pb2.Command:
     """An order to start without the nodes of all ranks: thousands of nodes keep theirs.
 
-    A copy: a message keeps the memory of a field that it has lost, and whoever holds a part of
-    it, as an attempt does of its peers, keeps all of it.
+    It is a copy, because protobuf frees the memory of a cleared field only with the whole
+    message, and an attempt holds a part of that: its peers.
     """
     message.start_workers.packed_nodes = b""
     kept = agents_pb2.Command()
