@@ -92,6 +92,33 @@ def test_demo_survives_two_faults_with_identical_losses(command: list[str], tmp_
     assert not (tmp_path / "out" / "faulted").exists()
 
 
+# An interrupt that comes when the extension module of gRPC imports another module.
+INTERRUPTED = """
+import os, signal, sys
+from outlast.cli.demo import _stop_on_signals
+
+def interrupt(frame, event, argument):
+    loads = frame.f_code.co_name == "_lock_unlock_module" and frame.f_back is not None
+    if event == "call" and loads and "grpc._cython.cygrpc" in sys.modules:
+        sys.setprofile(None)
+        os.kill(os.getpid(), signal.SIGINT)
+
+sys.setprofile(interrupt)
+try:
+    _stop_on_signals()
+    import outlast.client
+except KeyboardInterrupt:
+    sys.exit(130)
+sys.exit("interrupted" if sys.getprofile() is None else "no import to interrupt")
+"""
+
+
+def test_interrupt_during_the_import_of_grpc_is_not_lost() -> None:
+    command = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 130, done.stderr
+
+
 @pytest.mark.timeout(TIMEOUT_S)
 def test_interrupted_demo_leaves_nothing_running(command: list[str], tmp_path: Path) -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -132,3 +132,10 @@ def _stop_on_signals() -> None:
 
     for each in numbers:
         signal.signal(each, interrupt)
+    # gRPC's extension module drops an interrupt that comes while it is imported, and
+    # there is no second one: the signals wait until it is there.
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        import outlast.client  # noqa: F401
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
