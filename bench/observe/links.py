@@ -1,9 +1,18 @@
-"""What sampling the links of a node takes of a core, with counters of a real device."""
+"""What sampling the links of a node takes of a core, with counters of a real device.
+
+Agents sample while ranks run, and those keep the cores busy. On cores that sleep in between, a
+thread's waking up costs nearly twice as much.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +27,19 @@ def measure(folder: Path, *, small: bool) -> dict[str, Any]:
     """For each number of links, once the sampler has found how often to read."""
     numbers = (2,) if small else _LINKS
     windows = 1 if small else _WINDOWS
-    return {"nodes": [_sampled(folder / f"{number}", number, windows) for number in numbers]}
+    with _busy_cores():
+        return {"nodes": [_sampled(folder / f"{number}", number, windows) for number in numbers]}
+
+
+@contextlib.contextmanager
+def _busy_cores() -> Iterator[None]:
+    """A process for each core that computes all the time."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(os.cpu_count() or 1):
+            process = subprocess.Popen([sys.executable, "-c", "while True: sum(range(10**6))"])
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        yield
 
 
 def _sampled(folder: Path, num_links: int, num_windows: int) -> dict[str, Any]:

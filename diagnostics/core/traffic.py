@@ -27,6 +27,8 @@ SILENCE_BIN_S = 0.05
 # The rhythm is looked for in the last seconds, in bins of so long.
 RHYTHM_S = 30.0
 BIN_S = 0.01
+_BINS_OF_SILENCE = round(SILENCE_BIN_S / BIN_S)
+_SILENT_BYTES = SILENT_BYTES_PER_S * SILENCE_BIN_S
 _LEAST_RHYTHM_S = 8.0
 # A step may be shorter than that, but what comes so often is the messages of one collective.
 LEAST_PERIOD_S = 0.05
@@ -35,6 +37,8 @@ _LEAST_ALIKE = 0.4
 _NEARLY = 0.8
 # The rhythm is that of the steps, and changes seldom.
 _WINDOWS_OF_RHYTHM = 4
+# To look for one costs as much as all else of a window.
+_WINDOWS_OF_NO_RHYTHM = 2
 # Windows by which it is known what a link usually carries, and how many are enough.
 _USUAL_WINDOWS = 30
 _LEAST_WINDOWS = 10
@@ -85,36 +89,16 @@ class SamplingLimits:
     """How often counters are read, and what that may cost."""
 
     least_s: float = 0.001
-    usual_s: float = 0.01
+    usual_s: float = 0.0095
+    """Ten milliseconds, with what it takes to wake up and read."""
     most_s: float = 0.05
     """Where it would cost too much, of many links."""
-    most_cost: float = 0.0085
+    most_cost: float = 0.009
     """Of a core; in one window it may be a little more before the next one is cheaper."""
 
 
 # From one window to the next, and the share of what it may cost at which it may be more often.
 _FACTOR, _CHEAP = 1.5, 0.5
-
-
-class _Bins:
-    """Bytes by equal pieces of time."""
-
-    def __init__(self, begun_s: float, bin_s: float) -> None:
-        self._bin_s = bin_s
-        self._end_s = begun_s + bin_s
-        self._count = 0.0
-
-    def fill(self, at_s: float, seconds: float, count: int) -> list[float]:
-        """Spread what came since the last sample; the pieces that are complete by now."""
-        whole, left_s = [], seconds
-        while at_s >= self._end_s:
-            part_s = min(left_s, max(0.0, self._end_s - (at_s - left_s)))
-            whole.append(self._count + count * part_s / seconds)
-            left_s -= part_s
-            self._count = 0.0
-            self._end_s += self._bin_s
-        self._count += count * left_s / seconds
-        return whole
 
 
 @dataclass(slots=True)
@@ -127,17 +111,19 @@ class Sampled:
     is_rdma: bool = False
     # Of this window, and before them the last one of the window before.
     _rows: list[tuple[float, int, int]] = field(init=False)
-    _silence: _Bins = field(init=False)
-    _silent_s: float = 0.0
-    _rhythm: _Bins = field(init=False)
+    # Bytes by equal pieces of time: of the last seconds, of one silence's bin that is not
+    # complete, and of the piece that is not complete, which ends at a time.
     _bins: deque[float] = field(default_factory=lambda: deque(maxlen=round(RHYTHM_S / BIN_S)))
+    _heard: list[float] = field(default_factory=list)
+    _count: float = 0.0
+    _end_s: float = field(init=False)
+    _silent_s: float = 0.0
     _num_windows: int = 0
     _period_s: float | None = None
 
     def __post_init__(self, at_s: float, received: int, sent: int) -> None:
         self._rows = [(at_s, received, sent)]
-        self._silence = _Bins(at_s, SILENCE_BIN_S)
-        self._rhythm = _Bins(at_s, BIN_S)
+        self._end_s = at_s + BIN_S
 
     def add(self, at_s: float, received: int, sent: int) -> None:
         """The counters at a later moment."""
@@ -151,34 +137,63 @@ class Sampled:
         rows, self._rows = self._rows, self._rows[-1:]
         steps = [
             # Of a device that was reset, the counter begins anew.
-            (at_s, at_s - before_s, max(0, now - then), max(0, now_sent - then_sent))
+            (
+                at_s,
+                at_s - before_s,
+                now - then if now > then else 0,
+                now_sent - then_sent if now_sent > then_sent else 0,
+            )
             for (before_s, then, then_sent), (at_s, now, now_sent) in pairwise(rows)
         ]
-        longest_s = self._silent_s
-        for at_s, seconds, received, sent in steps:
-            count = received + sent
-            self._bins.extend(self._rhythm.fill(at_s, seconds, count))
-            for piece in self._silence.fill(at_s, seconds, count):
-                is_silent = piece < SILENT_BYTES_PER_S * SILENCE_BIN_S
-                self._silent_s = self._silent_s + SILENCE_BIN_S if is_silent else 0.0
-                longest_s = max(longest_s, self._silent_s)
-        if self._period_s is None or self._num_windows % _WINDOWS_OF_RHYTHM == 0:
+        whole = self._fill(steps)
+        self._bins.extend(whole)
+        longest_s = self._listen(whole)
+        every = _WINDOWS_OF_NO_RHYTHM if self._period_s is None else _WINDOWS_OF_RHYTHM
+        if self._num_windows % every == 0:
             self._period_s = period_s(self._bins, BIN_S)
         self._num_windows += 1
+        seconds = rows[-1][0] - rows[0][0]
         return Window(
             is_rdma=self.is_rdma,
-            seconds=rows[-1][0] - rows[0][0],
+            seconds=seconds,
             num_samples=len(steps),
-            received=_rates([(received, seconds) for _, seconds, received, _ in steps]),
-            sent=_rates([(sent, seconds) for _, seconds, _, sent in steps]),
+            received=_rates([(count, part_s) for _, part_s, count, _ in steps], seconds),
+            sent=_rates([(count, part_s) for _, part_s, _, count in steps], seconds),
             longest_silence_s=longest_s,
             period_s=self._period_s,
         )
 
+    def _fill(self, steps: Sequence[tuple[float, float, int, int]]) -> list[float]:
+        """Spread what came between two samples; the pieces that are complete by now."""
+        whole = []
+        end_s, count = self._end_s, self._count
+        for at_s, seconds, received, sent in steps:
+            rate, left_s = (received + sent) / seconds, seconds
+            while at_s >= end_s:
+                part_s = min(left_s, max(0.0, end_s - (at_s - left_s)))
+                whole.append(count + rate * part_s)
+                left_s -= part_s
+                count = 0.0
+                end_s += BIN_S
+            count += rate * left_s
+        self._end_s, self._count = end_s, count
+        return whole
 
-def _rates(counts: Sequence[tuple[int, float]]) -> Rates:
+    def _listen(self, whole: Sequence[float]) -> float:
+        """The longest silence, with these pieces of time."""
+        heard = [*self._heard, *whole]
+        longest_s = self._silent_s
+        num_whole = len(heard) // _BINS_OF_SILENCE * _BINS_OF_SILENCE
+        for first in range(0, num_whole, _BINS_OF_SILENCE):
+            is_silent = sum(heard[first : first + _BINS_OF_SILENCE]) < _SILENT_BYTES
+            self._silent_s = self._silent_s + SILENCE_BIN_S if is_silent else 0.0
+            longest_s = max(longest_s, self._silent_s)
+        self._heard = heard[num_whole:]
+        return longest_s
+
+
+def _rates(counts: Sequence[tuple[int, float]], whole_s: float) -> Rates:
     rates = [count / seconds for count, seconds in counts]
-    whole_s = sum(seconds for _, seconds in counts)
     return Rates(
         least=min(rates), mean=sum(count for count, _ in counts) / whole_s, most=max(rates)
     )

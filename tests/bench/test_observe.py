@@ -72,5 +72,6 @@ def test_each_link_is_read_every_few_milliseconds(tmp_path: Path) -> None:
     assert 0 < node["share_of_core"] < 0.2
     # Longer than it sleeps, where the machine is busy.
     assert 0.001 < node["interval_s"] < 0.5
-    (claim,) = claims_of({"links": found})
-    assert claim.value == 100 * node["share_of_core"]
+    share, interval = claims_of({"links": found})
+    assert share.value == 100 * node["share_of_core"]
+    assert interval.value == 1000 * node["interval_s"]

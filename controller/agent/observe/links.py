@@ -14,7 +14,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,24 +94,31 @@ class _OpenLink:
     def __init__(self, link: Link) -> None:
         self.link = link
         with contextlib.ExitStack() as opened:
-            self._received = os.open(link.received, os.O_RDONLY)
-            opened.callback(os.close, self._received)
-            self._sent = os.open(link.sent, os.O_RDONLY)
-            opened.callback(os.close, self._sent)
+            received = os.open(link.received, os.O_RDONLY)
+            opened.callback(os.close, received)
+            sent = os.open(link.sent, os.O_RDONLY)
+            opened.callback(os.close, sent)
+            self.counters = (received, sent)
+            """Descriptors of the files in which the kernel counts."""
             self._unit_bytes = _RDMA_WORD_BYTES if link.is_rdma else 1
-            self.sampled = Sampled(time.monotonic(), *self.read(), is_rdma=link.is_rdma)
+            texts = [os.pread(counter, _NUMBER_BYTES, 0) for counter in self.counters]
+            self.sampled = Sampled(time.monotonic(), *self._bytes(*texts), is_rdma=link.is_rdma)
             self._files = opened.pop_all()
 
-    def read(self) -> tuple[int, int]:
-        """Bytes so far.
+    def add(self, at_s: Sequence[float], texts: Iterable[Sequence[bytes]]) -> None:
+        """What its counters said at these times.
 
         Raises:
             OSError: the device is gone.
-            ValueError: it counts nothing.
+            ValueError: it counts nothing any more.
         """
-        received = int(os.pread(self._received, _NUMBER_BYTES, 0))
-        sent = int(os.pread(self._sent, _NUMBER_BYTES, 0))
-        return received * self._unit_bytes, sent * self._unit_bytes
+        for moment_s, (received, sent) in zip(at_s, texts, strict=True):
+            self.sampled.add(moment_s, *self._bytes(received, sent))
+        for counter in self.counters:
+            os.pread(counter, _NUMBER_BYTES, 0)
+
+    def _bytes(self, received: bytes, sent: bytes) -> tuple[int, int]:
+        return int(received) * self._unit_bytes, int(sent) * self._unit_bytes
 
     def close(self) -> None:
         self._files.close()
@@ -198,7 +205,9 @@ class Sampler:
         number = self.newest.number + 1
         if not self._links or number % _WINDOWS_OF_LINKS == 0:
             self._open_new()
-        self._sample_until(time.monotonic() + WINDOW_S)
+        end_s = time.monotonic() + WINDOW_S
+        while self._goes_on and time.monotonic() < end_s:
+            self._add(*self._samples_until(end_s))
         if not self._goes_on:
             return
         cut = {name: link.sampled.cut() for name, link in self._links.items()}
@@ -210,18 +219,31 @@ class Sampler:
         )
         self._interval_s = interval_s(self._interval_s, cost, _LIMITS)
 
-    def _sample_until(self, end_s: float) -> None:
-        links = list(self._links.values())
-        while (now_s := time.monotonic()) < end_s and self._goes_on:
-            for link in links:
-                try:
-                    received, sent = link.read()
-                except (OSError, ValueError):
-                    self._links.pop(link.link.name).close()
-                    links = list(self._links.values())
-                else:
-                    link.sampled.add(now_s, received, sent)
-            time.sleep(max(0.0, now_s + self._interval_s - time.monotonic()))
+    def _add(self, at_s: Sequence[float], samples: Sequence[Sequence[bytes]]) -> None:
+        """Share samples out among the links; one that cannot be read any more is let go."""
+        for number, (name, link) in enumerate(list(self._links.items())):
+            try:
+                link.add(at_s, (texts[2 * number : 2 * number + 2] for texts in samples))
+            except (OSError, ValueError):
+                self._links.pop(name).close()
+
+    def _samples_until(self, end_s: float) -> tuple[list[float], list[list[bytes]]]:
+        """When the counters were read, and what all of them said; until a device is gone.
+
+        After a sleep the processor's caches have gone cold, and each line costs many times what it
+        does in a loop that is warm: only what has to be done now is done here.
+        """
+        counters = [counter for link in self._links.values() for counter in link.counters]
+        at_s: list[float] = []
+        samples: list[list[bytes]] = []
+        monotonic, pread, sleep = time.monotonic, os.pread, time.sleep
+        interval = self._interval_s
+        with contextlib.suppress(OSError):
+            while (now_s := monotonic()) < end_s and self._goes_on:
+                samples.append([pread(counter, _NUMBER_BYTES, 0) for counter in counters])
+                at_s.append(now_s)
+                sleep(interval)
+        return at_s, samples
 
     def _let_go(self) -> None:
         self.newest = Sampling(number=self.newest.number)
