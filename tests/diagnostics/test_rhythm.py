@@ -141,7 +141,7 @@ def bursts(links: Mapping[str, float], seconds: float, watch: LinkWatch) -> list
             usual = period if link != "rail2" or at_s > LEARN_S else links["rail0"]
             if at_s % usual < usual / 5:
                 sent[link] += 500 * MB * every_s
-            sampled[link].add(at_s, 0, round(sent[link]))
+            sampled[link].add([at_s], [0], [round(sent[link])])
         if number % round(WINDOW_S / every_s) == 0:
             cut = {link: each.cut() for link, each in sampled.items()}
             windows = {link: window for link, window in cut.items() if window is not None}

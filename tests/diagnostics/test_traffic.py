@@ -29,7 +29,7 @@ def sampled(rates: Iterable[float], every_s: float) -> Sampled:
     for rate in rates:
         at_s += every_s
         sent += rate * every_s
-        link.add(at_s, 500, round(sent))
+        link.add([at_s], [500], [round(sent)])
     return link
 
 
@@ -81,7 +81,7 @@ def test_a_window_has_least_mean_and_most() -> None:
 def test_the_longest_silence_goes_on_over_windows() -> None:
     link = sampled([50 * MB, 0, 0, 50 * MB, 0, 0, 0], 0.1)
     first = link.cut()
-    link.add(11.5, 500, 10_000_700)
+    link.add([11.5], [500], [10_000_700])
     second = link.cut()
     assert first is not None
     assert second is not None
@@ -97,7 +97,7 @@ def test_little_that_goes_on_beside_training_is_silence(every_s: float) -> None:
     for number in range(1, round(4 / every_s)):
         at_s = number * every_s
         sent = 20_000 * int(at_s)
-        link.add(at_s, 0, sent)
+        link.add([at_s], [0], [sent])
     window = link.cut()
     assert window is not None
     assert sent == 60_000
@@ -106,9 +106,9 @@ def test_little_that_goes_on_beside_training_is_silence(every_s: float) -> None:
 
 def test_a_counter_that_begins_anew_is_not_less_than_nothing() -> None:
     link = Sampled(0.0, 10 * MB, 0)
-    link.add(1.0, 12 * MB, 0)
-    link.add(2.0, 5, 0)
-    link.add(3.0, 3 * MB + 5, 0)
+    link.add([1.0], [12 * MB], [0])
+    link.add([2.0], [5], [0])
+    link.add([3.0], [3 * MB + 5], [0])
     window = link.cut()
     assert window is not None
     assert window.received == Rates(least=0, mean=pytest.approx(5 * MB / 3), most=3 * MB)
@@ -121,7 +121,7 @@ def test_nothing_that_was_counted_is_lost_or_doubled(steps: list[tuple[float, in
     for number, (seconds, count) in enumerate(steps):
         at_s += seconds
         received += count
-        link.add(at_s, received, 0)
+        link.add([at_s], [received], [0])
         if number % 7 == 6:
             window = link.cut()
             assert window is not None

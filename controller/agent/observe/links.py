@@ -14,7 +14,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,23 +102,23 @@ class _OpenLink:
             """Descriptors of the files in which the kernel counts."""
             self._unit_bytes = _RDMA_WORD_BYTES if link.is_rdma else 1
             texts = [os.pread(counter, _NUMBER_BYTES, 0) for counter in self.counters]
-            self.sampled = Sampled(time.monotonic(), *self._bytes(*texts), is_rdma=link.is_rdma)
+            before, before_sent = self._bytes(texts)
+            self.sampled = Sampled(time.monotonic(), before, before_sent, is_rdma=link.is_rdma)
             self._files = opened.pop_all()
 
-    def add(self, at_s: Sequence[float], texts: Iterable[Sequence[bytes]]) -> None:
+    def add(self, at_s: Sequence[float], received: Sequence[bytes], sent: Sequence[bytes]) -> None:
         """What its counters said at these times.
 
         Raises:
             OSError: the device is gone.
             ValueError: it counts nothing any more.
         """
-        for moment_s, (received, sent) in zip(at_s, texts, strict=True):
-            self.sampled.add(moment_s, *self._bytes(received, sent))
+        self.sampled.add(at_s, self._bytes(received), self._bytes(sent))
         for counter in self.counters:
             os.pread(counter, _NUMBER_BYTES, 0)
 
-    def _bytes(self, received: bytes, sent: bytes) -> tuple[int, int]:
-        return int(received) * self._unit_bytes, int(sent) * self._unit_bytes
+    def _bytes(self, texts: Sequence[bytes]) -> list[int]:
+        return [int(text) * self._unit_bytes for text in texts]
 
     def close(self) -> None:
         self._files.close()
@@ -142,6 +142,7 @@ class Sampler:
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._is_wanted = threading.Event()
+        self._goes_on = False
         self._is_over = False
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
@@ -160,6 +161,7 @@ class Sampler:
         if self._failure is not None:
             failure, self._failure, self._thread = self._failure, None, None
             raise failure
+        self._goes_on = is_wanted
         if not is_wanted:
             self._is_wanted.clear()
             return
@@ -171,7 +173,7 @@ class Sampler:
 
     def close(self) -> None:
         """End the thread; one that a device's driver keeps ends with the process."""
-        self._is_over = True
+        self._is_over, self._goes_on = True, False
         self._is_wanted.set()
         if self._thread is not None:
             self._thread.join(_END_S)
@@ -188,10 +190,6 @@ class Sampler:
             self._failure = error
         finally:
             self._let_go()
-
-    @property
-    def _goes_on(self) -> bool:
-        return self._is_wanted.is_set() and not self._is_over
 
     def _open_new(self) -> None:
         """Devices come and go; what cannot be read is left out."""
@@ -221,11 +219,13 @@ class Sampler:
 
     def _add(self, at_s: Sequence[float], samples: Sequence[Sequence[bytes]]) -> None:
         """Share samples out among the links; one that cannot be read any more is let go."""
-        for number, (name, link) in enumerate(list(self._links.items())):
+        texts = list(zip(*samples, strict=True)) or [()] * (2 * len(self._links))
+        counters = zip(texts[::2], texts[1::2], strict=True)
+        for link, (received, sent) in zip(list(self._links.values()), counters, strict=True):
             try:
-                link.add(at_s, (texts[2 * number : 2 * number + 2] for texts in samples))
+                link.add(at_s, received, sent)
             except (OSError, ValueError):
-                self._links.pop(name).close()
+                self._links.pop(link.link.name).close()
 
     def _samples_until(self, end_s: float) -> tuple[list[float], list[list[bytes]]]:
         """When the counters were read, and what all of them said; until a device is gone.
