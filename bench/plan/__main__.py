@@ -57,6 +57,7 @@ def _projected(found: dict[str, Any], *, small: bool) -> list[dict[str, Any]]:
         peer_bytes_per_s=speed["bytes_per_s"],
         link_bytes_per_s=speed["bytes_per_s"],
         ranks_per_node=RANKS,
+        latency_s=speed["latency_s"],
     )
     rows = [
         {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,17 @@ from bench.trainer.ours import Ours
 
 _MESSAGE_BYTES = 4 << 20
 _ROUNDS = 5
+_LAYERS = 50
 
 
 def steps(rank: Rank, *, groups: list[str], rounds: int, small: bool) -> dict[str, Any]:
     """The speed of a rank and of its messages, and how long a step of each layout takes."""
     enter(Path(groups[rank.rank]))
-    machine = {"flops_per_s": _flops_per_s(rank), "bytes_per_s": _bytes_per_s(rank)}
+    machine = {
+        "flops_per_s": _flops_per_s(rank),
+        "bytes_per_s": _bytes_per_s(rank),
+        "latency_s": _latency_s(rank),
+    }
     rows = []
     for number, spec in enumerate(layouts(small=small)):
         folder = rank.folder / f"{number}-{rank.rank}"
@@ -71,6 +77,25 @@ def _bytes_per_s(rank: Rank) -> float:
     exchange()
     took_s = statistics.median(rank.timed(exchange) for _ in range(_ROUNDS))
     return _MESSAGE_BYTES / took_s
+
+
+def _latency_s(rank: Rank) -> float:
+    """Of small sums between the products of a layer, as tensor groups have them: what they add."""
+    left, right = torch.randn(256, 256), torch.randn(256, 1024)
+    number = torch.zeros(1)
+
+    def layers(*, sums: bool) -> None:
+        for _ in range(_LAYERS):
+            torch.mm(left, right)
+            if sums:
+                dist.all_reduce(number)
+
+    layers(sums=True)
+    alone_s, both_s = (
+        statistics.median(rank.timed(partial(layers, sums=sums)) for _ in range(_ROUNDS))
+        for sums in (False, True)
+    )
+    return max(0.0, both_s - alone_s) / _LAYERS
 
 
 TASKS: Mapping[str, Callable[..., Any]] = {"steps": steps}

@@ -91,8 +91,8 @@ PLAN = _object(
                 memory_bytes={"type": ["integer", "null"]},
                 **dict.fromkeys(
                     (
-                        *("peak_flops_per_s", "kernel_share", "link_bytes_per_s", "step_s"),
-                        *("compute_s", "bubble_s", "tp_exposed_s", "pp_exposed_s"),
+                        *("peak_flops_per_s", "kernel_share", "link_bytes_per_s", "latency_s"),
+                        *("step_s", "compute_s", "bubble_s", "tp_exposed_s", "pp_exposed_s"),
                         *("dp_exposed_s", "tokens_per_s", "mfu_full", "mfu_windowed"),
                         *("recompute_s", "hfu_full", "hfu_windowed"),
                         *("tp_bytes_per_s", "pp_bytes_per_s", "dp_bytes_per_s"),

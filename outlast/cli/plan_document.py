@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from outlast.cli.plan_facts import (
     DEFAULT_KERNELS,
     DEFAULT_LINK,
+    Assumed,
     estimate,
     project,
     projection_facts,
@@ -31,7 +32,8 @@ def plan_document(spec: JobSpec, device: str, link: str, kernels: float | None) 
 
     projected = None
     if device:
-        projected = project(spec, device, link or DEFAULT_LINK, kernels or DEFAULT_KERNELS)
+        share = kernels or DEFAULT_KERNELS
+        projected = project(spec, Assumed(device=device, link=link or DEFAULT_LINK, kernels=share))
     on_gpu = projected is not None and projected.device.reported_as != ""
     found, layout = estimate(spec, on_gpu=on_gpu), spec.layout
     return {

@@ -17,6 +17,18 @@ if TYPE_CHECKING:
 DEFAULT_LINK = "25GB/s"
 # Of a device's peak, what large 16-bit matrix products come near to.
 DEFAULT_KERNELS = 0.7
+# NCCL's ring among eight devices: 4 to 8 us, and 0.5 to 3.4 us for each step (its tuning tables).
+DEFAULT_LATENCY_US = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumed:
+    """The machine that a step is projected on, as it is given on the command line."""
+
+    device: str
+    link: str = DEFAULT_LINK
+    latency_us: float = DEFAULT_LATENCY_US
+    kernels: float = DEFAULT_KERNELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +37,7 @@ class Projected:
 
     device: Device
     link_bytes_per_s: float
+    latency_s: float
     kernel_share: float
     peak_flops_per_s: float
     step: Projection
@@ -38,7 +51,7 @@ def estimate(spec: JobSpec, *, on_gpu: bool = False) -> Plan:
     return plan_job(plan_input(spec, on_gpu=on_gpu))
 
 
-def project(spec: JobSpec, device: str, link: str, kernels: float) -> Projected:
+def project(spec: JobSpec, assumed: Assumed) -> Projected:
     """A step of the job on a device.
 
     Raises:
@@ -47,17 +60,18 @@ def project(spec: JobSpec, device: str, link: str, kernels: float) -> Projected:
     from outlast.sizing.of_spec import plan_input
     from trainer.core.projection import project as project_step
 
-    known, machine = machine_of(spec, device, link, kernels)
+    known, machine = machine_of(spec, assumed)
     return Projected(
         device=known,
         link_bytes_per_s=machine.link_bytes_per_s,
-        kernel_share=kernels,
+        latency_s=machine.latency_s,
+        kernel_share=machine.kernel_share,
         peak_flops_per_s=machine.peak_flops_per_s,
         step=project_step(plan_input(spec), machine),
     )
 
 
-def machine_of(spec: JobSpec, device: str, link: str, kernels: float) -> tuple[Device, Machine]:
+def machine_of(spec: JobSpec, assumed: Assumed) -> tuple[Device, Machine]:
     """The device, and it as a rank of the job computes on.
 
     Raises:
@@ -67,15 +81,16 @@ def machine_of(spec: JobSpec, device: str, link: str, kernels: float) -> tuple[D
     from trainer.core.projection import Machine
 
     with bad_input():
-        known = find_device(device)
-        speed = parse_quantity(link, "B/s")
+        known = find_device(assumed.device)
+        speed = parse_quantity(assumed.link, "B/s")
     return known, Machine(
         peak_flops_per_s=known.peak_flops_per_s[spec.precision],
-        kernel_share=kernels,
+        kernel_share=assumed.kernels,
         # Devices of a node may have links of their own.
         peer_bytes_per_s=known.peer_bytes_per_s or speed,
         link_bytes_per_s=speed,
         ranks_per_node=spec.workers_per_node,
+        latency_s=assumed.latency_us / 1e6,
     )
 
 
@@ -126,5 +141,6 @@ def projection_facts(projected: Projected) -> dict[str, Any]:
         "peak_flops_per_s": projected.peak_flops_per_s,
         "kernel_share": projected.kernel_share,
         "link_bytes_per_s": projected.link_bytes_per_s,
+        "latency_s": projected.latency_s,
         **asdict(projected.step),
     }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from outlast.cli import output
 from outlast.cli.describe import size
 from outlast.cli.errors import CliError
-from outlast.cli.plan_facts import machine_of
+from outlast.cli.plan_facts import Assumed, machine_of
 from outlast.cli.plan_text import layout_in_words
 from outlast.durations import duration
 
@@ -35,9 +35,7 @@ class Wanted:
     """What is asked for on the command line."""
 
     nodes: int
-    device: str
-    link: str
-    kernels: float
+    assumed: Assumed
     memory: str
     held: tuple[str, ...]
     price: float
@@ -91,7 +89,7 @@ def _searched(path: Path, assignments: Sequence[str], wanted: Wanted) -> _Result
     spec = load_open_spec(path, assignments, searched, {"nodes": wanted.nodes})
     if spec.is_script:
         raise CliError("workload.command: a script's model is its own; allowed with --search: none")
-    device, machine = machine_of(spec, wanted.device, wanted.link, wanted.kernels)
+    device, machine = machine_of(spec, wanted.assumed)
     memory_bytes = _memory_bytes(device, wanted)
     on_gpu = device.reported_as != ""
     try:
@@ -134,8 +132,8 @@ def _memory_bytes(device: Device, wanted: Wanted) -> float:
             return parse_quantity(wanted.memory, "B")
     if device.memory_bytes is None:
         raise CliError(
-            f"--memory: is required with --device {wanted.device}, whose memory is not known; "
-            "allowed: bytes, such as 72G"
+            f"--memory: is required with --device {wanted.assumed.device}, whose memory is not "
+            "known; allowed: bytes, such as 72G"
         )
     return _USABLE * device.memory_bytes
 
@@ -160,8 +158,9 @@ def _facts(result: _Result) -> dict[str, Any]:
         "workers_per_node": result.machine.ranks_per_node,
         "device": result.device.name,
         "memory_bytes": result.memory_bytes,
-        "kernel_share": wanted.kernels,
+        "kernel_share": result.machine.kernel_share,
         "link_bytes_per_s": result.machine.link_bytes_per_s,
+        "latency_s": result.machine.latency_s,
         "candidates": searched.num_candidates,
         "projected": searched.num_projected,
         "layouts": [
@@ -201,16 +200,21 @@ def _print(result: _Result) -> None:
     import yaml
 
     searched, wanted = result.layouts.searched, result.wanted
+    machine = result.machine
     usable = f"at most {size(result.memory_bytes)} of memory a rank"
     output.print_lines(
         [
             (
                 "search",
                 f"{searched.num_candidates:,} layouts of {result.best.layout.world_size:,} ranks "
-                f"on {wanted.nodes:,} node(s) of {result.machine.ranks_per_node}; "
+                f"on {wanted.nodes:,} node(s) of {machine.ranks_per_node}; "
                 f"{searched.num_projected:,} projected, {len(result.found)} meshes fit",
             ),
-            ("on", f"{result.device.name}, {usable}, kernels at {100 * wanted.kernels:.0f} %"),
+            (
+                "on",
+                f"{result.device.name}, {usable}, kernels at {100 * machine.kernel_share:.0f} %, "
+                f"{1e6 * machine.latency_s:g} us a message",
+            ),
         ]
     )
     print()

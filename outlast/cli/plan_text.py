@@ -243,7 +243,8 @@ def _projection_lines(spec: JobSpec, projected: Projected) -> list[tuple[str, st
             "assumed",
             f"{flops(projected.peak_flops_per_s)}/s in {spec.precision} ({device.source}), of "
             f"which products reach {100 * projected.kernel_share:.0f} %; link "
-            f"{_speed(projected.link_bytes_per_s)}{_links_inside(spec, projected)}",
+            f"{_speed(projected.link_bytes_per_s)}{_links_inside(spec, projected)}; "
+            f"{1e6 * projected.latency_s:g} us a message",
         ),
         (
             "step",

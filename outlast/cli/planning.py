@@ -15,7 +15,9 @@ from outlast.cli.folders import DEFAULT_STATE_DIR
 from outlast.cli.options import Assignments, Controller, Json, SpecFile, StateDir
 from outlast.cli.plan_facts import (
     DEFAULT_KERNELS,
+    DEFAULT_LATENCY_US,
     DEFAULT_LINK,
+    Assumed,
     estimate,
     plan_facts,
     project,
@@ -40,6 +42,15 @@ LinkOption = Annotated[
         "--link",
         metavar="BYTES/S",
         help="With --device: what one rank sends over the network in a second.",
+    ),
+]
+LatencyOption = Annotated[
+    float,
+    typer.Option(
+        "--latency",
+        metavar="MICROSECONDS",
+        min=0.0,
+        help="With --device: until what a message brings begins to arrive.",
     ),
 ]
 KernelsOption = Annotated[
@@ -111,6 +122,7 @@ def plan(
     set_: Assignments = [],  # noqa: B006
     device: DeviceOption = "",
     link: LinkOption = DEFAULT_LINK,
+    latency: LatencyOption = DEFAULT_LATENCY_US,
     kernels: KernelsOption = DEFAULT_KERNELS,
     search: SearchOption = False,
     nodes: NodesOption = 0,
@@ -136,11 +148,12 @@ def plan(
     of each mesh, why it is faster, and the sections of the spec to paste.
     """
     _check_options(search, nodes, device, [*hold, memory, price])
-    if not search:
-        _plan_job(_Job(spec, set_, controller, state_dir), device, link, kernels, as_json=json)
-        return
-    machine = (device, link, kernels, memory)
-    search_plan(spec, set_, Wanted(nodes, *machine, tuple(hold), price, top), as_json=json)
+    assumed = Assumed(device=device, link=link, latency_us=latency, kernels=kernels)
+    if search:
+        wanted = Wanted(nodes, assumed, memory, tuple(hold), price, top)
+        search_plan(spec, set_, wanted, as_json=json)
+    else:
+        _plan_job(_Job(spec, set_, controller, state_dir), assumed, as_json=json)
 
 
 class _Job(NamedTuple):
@@ -152,7 +165,7 @@ class _Job(NamedTuple):
     state_dir: Path
 
 
-def _plan_job(job: _Job, device: str, link: str, kernels: float, *, as_json: bool) -> None:
+def _plan_job(job: _Job, assumed: Assumed, *, as_json: bool) -> None:
     """Of the layout that the spec has."""
     from outlast.cli.fit import asked_fit, fit_line, fit_warnings
     from outlast.cli.plan_text import data_lines, print_plan, warnings
@@ -165,7 +178,7 @@ def _plan_job(job: _Job, device: str, link: str, kernels: float, *, as_json: boo
             "the spec is fine; what a script needs and how fast it is cannot be estimated, as its "
             "model is its own (workload.command)"
         )
-    projected = project(checked, device, link, kernels) if device else None
+    projected = project(checked, assumed) if assumed.device else None
     # A number is no name: what it is the peak of is not known.
     on_gpu = projected is not None and projected.device.reported_as != ""
     found = estimate(checked, on_gpu=on_gpu)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch.autograd.profiler import profile
 
-from outlast.blackbox import Group, Phase, Reader, Writer
+from outlast.blackbox import Group, Op, Phase, Reader, Writer
 from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec
 from tests.trainer.ranks import RankContext
@@ -84,18 +85,35 @@ def peak_bytes(context: RankContext, document: dict[str, Any], folder: Path) -> 
     return peak
 
 
-def sent_bytes(context: RankContext, document: dict[str, Any], folder: Path) -> dict[Group, int]:
-    """What a rank hands to each kind of group in the second step of a training."""
-    box = _box(context, folder)
+class _Counting(Writer):
+    """A black box that counts operations by their group."""
+
+    def __init__(self, *arguments: Any, **others: Any) -> None:
+        super().__init__(*arguments, **others)
+        self.entered: Counter[Group] = Counter()
+
+    def enter(self, op: Op, group: Group, *about: int) -> int:
+        self.entered[group] += 1
+        return super().enter(op, group, *about)
+
+
+def sent(
+    context: RankContext, document: dict[str, Any], folder: Path
+) -> dict[Group, tuple[int, int]]:
+    """Bytes that a rank hands to each kind of group in the second step of a training, and waits."""
+    box = _Counting(folder / f"{context.rank}.box", rank=context.rank, world_size=1, attempt=1)
     state, loop = _built(context, parse_spec(document), box, folder)
     loop.train_step(1)
-    before = _counted(state)
+    before, entered = _counted(state), Counter(box.entered)
     loop.train_step(2)
-    sent = {group: count - before[group] for group, count in _counted(state).items()}
+    found = {
+        group: (count - before[group], box.entered[group] - entered[group])
+        for group, count in _counted(state).items()
+    }
     state.data_parallel.drain()
     state.data.train.close()
     box.close()
-    return sent
+    return found
 
 
 def losses(

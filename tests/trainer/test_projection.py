@@ -60,6 +60,23 @@ def test_parts_of_a_step_add_up_and_slow_links_cost_time() -> None:
     assert quick.mfu_full > quick.mfu_windowed
 
 
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_each_message_costs_the_time_until_it_begins(chunks: int) -> None:
+    """Of the pieces of one, which hide behind products, the first does."""
+    late_s, slow = 1e-4, replace(machine(NO_LINK_AT_ALL), latency_s=1e-4)
+    tensor = project(facts(Layout(tp=2), tp_chunks=chunks), slow)
+    # Four gathers and reduce-scatters a layer forward, six backward; and at the ends.
+    assert tensor.tp_exposed_s == pytest.approx(8 * (8 * (4 + 6) + 5) * late_s)
+    pipeline = project(facts(Layout(pp=4)), slow)
+    assert pipeline.pp_exposed_s == pytest.approx(2 * 3 * late_s)
+    replicas = project(facts(Layout(dp=2)), slow)
+    assert replicas.dp_exposed_s == pytest.approx(late_s)
+    shards = project(facts(Layout(dp=2), zero=ZeroFacts(level=1)), slow)
+    assert shards.dp_exposed_s == pytest.approx(2 * late_s)
+    swapped = project(facts(Layout(dp=2, cp=2), global_batch=8), slow)
+    assert swapped.tp_exposed_s == pytest.approx(8 * 8 * 4 * late_s)
+
+
 def test_one_rank_computes_at_the_share_of_its_peak() -> None:
     step = fast(Layout())
     assert step.step_s == pytest.approx(8 * (8 * BLOCK_FLOPS + HEAD_FLOPS) / FLOPS_PER_S)

@@ -28,6 +28,7 @@ A100 = Machine(
     peer_bytes_per_s=300e9,
     link_bytes_per_s=25e9,
     ranks_per_node=8,
+    latency_s=20e-6,
 )
 USABLE = 0.9 * 80e9
 SMALL = {"layers": 8, "hidden": 512, "heads": 8, "seq_len": 512, "vocab_size": 4096}

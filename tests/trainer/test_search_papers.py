@@ -36,8 +36,8 @@ PTD = [
 ]
 # One share for all rows, which the largest models reached.
 PTD_KERNELS = 0.6
-# How many chunks a stage has is the papers' too: more would be faster, if messages cost nothing but
-# their bytes.
+# How many chunks a stage has is the papers' too: more would be faster, if sends between stages cost
+# nothing but their bytes.
 STAGES = ["schedule", "virtual_stages"]
 # MegaScale (NSDI '24), table 2 and its 530 B: model, stages, GPUs, batch, virtual stages, MFU.
 MEGASCALE = [

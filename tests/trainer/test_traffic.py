@@ -1,4 +1,4 @@
-"""The plan's bytes per step beside what the trainer's groups count."""
+"""The plan's bytes and messages per step beside what the trainer's groups count."""
 
 from __future__ import annotations
 
@@ -9,10 +9,17 @@ import pytest
 
 from outlast.blackbox import Group
 from outlast.sizing.of_spec import plan_input
+from outlast.sizing.parameters import PlanInput
 from outlast.spec.parse import parse_spec
-from tests.trainer.jobs_numbers import sent_bytes
+from tests.trainer.jobs_numbers import sent
 from tests.trainer.ranks import RankPool
 from trainer.core.estimate import plan
+from trainer.core.message_counts import (
+    context_messages,
+    end_messages,
+    expert_messages,
+    layer_messages,
+)
 
 # The plan leaves out the few numbers that all ranks agree on at the end of a step, the padding
 # of ZeRO's shards, and that gloo sends a small sum whole to every one of several peers.
@@ -127,14 +134,16 @@ def test_each_group_sends_what_the_plan_says(
         "parallel": {"micro_batch": 2, **sections["parallel"]},
     }
     spec = parse_spec(document)
-    found = ranks.run(sent_bytes, spec.layout.world_size, document, tmp_path)
-    busiest = {group: max(rank[group] for rank in found) for group in found[0]}
-    planned = plan(plan_input(spec)).communication
+    found = ranks.run(sent, spec.layout.world_size, document, tmp_path)
+    busiest = {group: max(rank[group][0] for rank in found) for group in found[0]}
+    facts = plan_input(spec)
+    for rank, groups in enumerate(found):
+        check_waits(facts, spec.layout.coordinate(rank).pp, groups)
+    planned = plan(facts).communication
     # Experts that fewer replicas hold are summed among these.
     busiest[Group.DP] += busiest.get(Group.EXPERT_DP, 0)
     # The router decides, and it is only planned to be even.
-    sent = busiest.get(Group.EP, 0)
-    assert sent == pytest.approx(planned.ep_bytes, rel=0.25)
+    assert busiest.get(Group.EP, 0) == pytest.approx(planned.ep_bytes, rel=0.25)
     assert busiest.get(Group.CP, 0) == planned.cp_bytes
     for group, expected in (
         (Group.TP, planned.tp_bytes),
@@ -143,3 +152,22 @@ def test_each_group_sends_what_the_plan_says(
         (Group.EMBEDDING, planned.embedding_bytes),
     ):
         assert busiest[group] == pytest.approx(expected, rel=TOLERANCE), group
+
+
+def check_waits(facts: PlanInput, stage: int, groups: dict[Group, tuple[int, int]]) -> None:
+    """A rank waits for as many messages as a projection has it wait for, each of which costs time.
+
+    Sums of a few numbers, for norms over all heads and for routers, are left out there.
+    """
+    waits = {group: number for group, (_, number) in groups.items()}
+    each = facts.num_micro_batches
+    layers = each * (layer_messages(facts, stage) + end_messages(facts, stage))
+    # Gradients of what all tensor ranks hold are summed once a step, and the norm of all.
+    once = 2 if facts.sequence_parallel else 1 if layers else 0
+    has_small_sums = facts.model.qk_norm == "all" or facts.model.shape.experts is not None
+    if has_small_sums or facts.ranks_of_kv_head > 1:
+        assert waits[Group.TP] >= layers
+    else:
+        assert waits[Group.TP] == layers + once
+    assert waits.get(Group.CP, 0) == each * sum(context_messages(facts, stage))
+    assert waits.get(Group.EP, 0) == each * expert_messages(facts, stage)

@@ -1,8 +1,8 @@
 """How long a step should take on a named device over a named link, and its MFU.
 
 A projection, not a promise: kernels are taken to reach a share of the device's
-peak that the caller names, messages to run at the link's speed, and what can hide
-to hide. Then for each stage and micro-batch
+peak that the caller names, messages to take a time each to begin and then to run at the
+link's speed (Hockney's model), and what can hide to hide. Then for each stage and micro-batch
 
     time = products / (share x peak) + tensor-parallel messages that do not hide
 
@@ -27,6 +27,13 @@ from outlast.flops import (
     utilization,
 )
 from outlast.sizing.parameters import PlanInput, alike_stages, layers_of
+from trainer.core.message_counts import (
+    context_messages,
+    end_messages,
+    expert_messages,
+    layer_messages,
+    unit_messages,
+)
 from trainer.core.schedule import ActionKind, zero_bubble_v_share
 from trainer.core.traffic import (
     boundaries,
@@ -53,6 +60,8 @@ class Machine:
     link_bytes_per_s: float
     """Between nodes."""
     ranks_per_node: int
+    latency_s: float = 0.0
+    """Until what was sent begins to arrive: of each collective, and of each send."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +137,14 @@ def project(facts: PlanInput, machine: Machine) -> Projection:
         for stage, one in passes.items()
     )
     hops = 2 * (layout.pp - 1)
+    pipeline_s = hops * (message_bytes(facts) / pp_speed + machine.latency_s)
     # Nothing runs beside the sum of a tied table's gradients.
-    pipeline_s = (hops * message_bytes(facts) + embedding_bytes(facts)) / pp_speed
+    pipeline_s += embedding_bytes(facts) / pp_speed
     pipeline_s += micro_batches * beyond_s
-    exposed_s = max(_exposed_replicas_s(facts, stage, passes[stage], dp_speed) for stage in alike)
+    exposed_s = max(
+        _exposed_replicas_s(facts, stage, passes[stage], dp_speed, machine.latency_s)
+        for stage in alike
+    )
     step_s = micro_batches * busiest.total_s + bubble_s + pipeline_s + exposed_s
     return Projection(
         step_s=step_s,
@@ -255,18 +268,26 @@ def _stage_pass(facts: PlanInput, machine: Machine, stage: int, tp_speed: float)
     backward_s = facts.tokens * (2 * model / 3 + again) / flops_per_s
     weights = 2 * sum(shape.block_weights(layer) for layer in layers)
     # Of c pieces of a layer's message, c - 1 hide behind products, as far as these last.
-    message_s = layer_bytes(facts, stage) / tp_speed
-    first_s = message_s / facts.tp_chunks
+    latency_s = machine.latency_s
+    first_s = layer_bytes(facts, stage) / tp_speed / facts.tp_chunks
+    first_s += layer_messages(facts, stage) * latency_s
+    message_s = facts.tp_chunks * first_s
+    ends_s = end_bytes(facts, stage) / tp_speed + end_messages(facts, stage) * latency_s
     ep_speed = _speed(facts.layout.ep, facts.layout.tp * facts.layout.ep, facts, machine)
-    experts_s = expert_bytes(facts, stage) / ep_speed
+    experts_s = expert_bytes(facts, stage) / ep_speed + expert_messages(facts, stage) * latency_s
     cp_speed = _speed(facts.layout.cp, facts.layout.tp * facts.layout.cp, facts, machine)
     # In a ring messages go beside the products of attention, which are twice as many backwards.
     attention = recomputed_flops_per_token(own, ["selective"] * len(layers), convention)
     beside_s = facts.tokens * attention / flops_per_s if facts.in_ring else 0.0
-    there, back = (sent / cp_speed for sent in context_passes(facts, stage))
+    there, back = (
+        sent / cp_speed + number * latency_s
+        for sent, number in zip(
+            context_passes(facts, stage), context_messages(facts, stage), strict=True
+        )
+    )
     parts_s = max(0.0, there - beside_s) + max(0.0, back - 2 * beside_s)
     beyond_s = max(0.0, message_s - first_s - forward_s - backward_s)
-    tensor_s = first_s + beyond_s + end_bytes(facts, stage) / tp_speed + experts_s + parts_s
+    tensor_s = first_s + beyond_s + ends_s + experts_s + parts_s
     forward, backward = layer_passes(facts, layers[0])
     return _Pass(
         forward_s=forward_s,
@@ -285,15 +306,19 @@ def _experts_of(shape: ModelShape, layers: Sequence[int]) -> ExpertShape | None:
     return replace(shape.experts, layers=has_experts)
 
 
-def _exposed_replicas_s(facts: PlanInput, stage: int, one: _Pass, speed: float) -> float:
+def _exposed_replicas_s(
+    facts: PlanInput, stage: int, one: _Pass, speed: float, latency_s: float
+) -> float:
     """What each pass's own messages to the replicas last longer than the pass.
 
     Weights are gathered beside forward passes, and again beside backward ones where
     they were dropped; gradients are reduced beside backward passes, or the last ones.
+    The first gather and the last sum have nothing beside them while they begin.
     """
     sent, micro_batches = replica_messages(facts, stage), facts.num_micro_batches
-    gather_s, reduce_s = sent.gathered_bytes / speed, sent.reduced_bytes / speed
-    again_s = sent.gathered_again_bytes / speed if sent.backward_gathers else 0.0
+    begin_s = unit_messages(facts, stage) * latency_s
+    gather_s, reduce_s = sent.gathered_bytes / speed + begin_s, sent.reduced_bytes / speed + begin_s
+    again_s = sent.gathered_again_bytes / speed + begin_s if sent.backward_gathers else 0.0
     if sent.forward_gathers > 1:
         forward_s = sent.forward_gathers * max(0.0, gather_s - one.forward_s)
     else:
@@ -303,7 +328,8 @@ def _exposed_replicas_s(facts: PlanInput, stage: int, one: _Pass, speed: float) 
     else:
         reducing_s = _exposed_once_s(facts, reduce_s, one.backward_s)
     others_s = (micro_batches - sent.reductions) * max(0.0, again_s - one.backward_s)
-    return forward_s + reducing_s + others_s
+    ends_s = ((sent.forward_gathers > 0) + 1) * latency_s if begin_s else 0.0
+    return max(forward_s + reducing_s + others_s, ends_s)
 
 
 def _exposed_once_s(facts: PlanInput, message_s: float, pass_s: float) -> float:

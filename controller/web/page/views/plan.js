@@ -30,7 +30,8 @@ function Step({ projection }) {
   return html`<h3>A step on ${projection.device}</h3>
     <p>${duration(projection.step_s)}, ${short(projection.tokens_per_s)} tokens/s, MFU ${percent(projection.mfu_windowed)}
       <span class="quiet"> by ${short(projection.peak_flops_per_s)}FLOP/s (${projection.source}), of which products
-      reach ${percent(projection.kernel_share, 0)}, and ${short(projection.link_bytes_per_s)}B/s of network for each rank</span></p>
+      reach ${percent(projection.kernel_share, 0)}, and ${short(projection.link_bytes_per_s)}B/s of network
+      for each rank, ${Number((1e6 * projection.latency_s).toPrecision(3))} us a message</span></p>
     <${Split} parts=${parts} format=${duration} label="Where a step would go" />`;
 }
 
