@@ -155,11 +155,18 @@ class JobsService(JobsServicer):
         self, request: jobs_pb2.GetJobRequest, context: Context
     ) -> jobs_pb2.GetJobResponse:
         """A job, and its whole curve if asked for."""
+        response, has_more = jobs_pb2.GetJobResponse(), request.with_steps
         job = await self._known(request.job_id, context)
-        rows = self._service.curves.read(job.job_id) if request.with_steps else []
-        return jobs_pb2.GetJobResponse(
-            job=self._message(job), steps=[step_report(row) for row in rows]
-        )
+        while has_more:
+            after_step = response.steps[-1].step if response.steps else -1
+            rows = self._service.curves.read(job.job_id, after_step=after_step, most=PAGE_ROWS)
+            response.steps.extend(step_report(row) for row in rows)
+            has_more = len(rows) == PAGE_ROWS
+            # A curve may have a hundred thousand steps, and heartbeats do not wait for it.
+            await asyncio.sleep(0)
+            job = await self._known(request.job_id, context)
+        response.job.CopyFrom(self._message(job))
+        return response
 
     async def GetHistory(
         self, request: jobs_pb2.GetHistoryRequest, context: Context

@@ -22,6 +22,7 @@ from controller.core.settings import Settings
 from controller.deciding import Decider
 from controller.effects import Effects
 from controller.items import Item
+from controller.store.curves import PAGE_ROWS
 from controller.store.journal import Journal
 from outlast.ids import NodeId
 from outlast.v1 import agents_pb2, incidents_pb2, jobs_pb2, nodes_pb2
@@ -268,6 +269,28 @@ def test_curve_is_exact_and_the_watch_brings_all_of_it(tmp_path: Path) -> None:
                 assert [value.hex() for value in got] == [value.hex() for value in losses]
             assert states[0] == "RUNNING"
             assert states[-1] == "SUCCEEDED"
+
+    asyncio.run(scenario())
+
+
+def test_a_curve_of_several_pages_comes_whole(tmp_path: Path) -> None:
+    losses = [1.0 / step for step in range(1, 2 * PAGE_ROWS + 2)]
+
+    async def scenario() -> None:
+        async with lab(tmp_path) as bench:
+            first, _ = await bench.add_agents(2)
+            job_id = await bench.start_job(steps=len(losses))
+            for done in range(0, len(losses), 200):
+                await first.report(*losses[done : done + 200], first_step=done + 1)
+            request = jobs_pb2.GetJobRequest(job_id=job_id, with_steps=True)
+            curve: list[float] = []
+            deadline_s = time.monotonic() + 30.0
+            while len(curve) < len(losses):
+                assert time.monotonic() < deadline_s, len(curve)
+                found = await bench.jobs.GetJob(request)
+                curve = [report.loss for report in found.steps]
+            assert curve == losses
+            assert found.job.job_id == job_id
 
     asyncio.run(scenario())
 
