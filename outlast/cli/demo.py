@@ -134,8 +134,8 @@ def _stop_on_signals() -> None:
         signal.signal(each, interrupt)
     # gRPC's extension module drops an interrupt that comes while it is imported, and
     # there is no second one: the signals wait until it is there.
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         import outlast.client  # noqa: F401
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

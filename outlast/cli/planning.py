@@ -50,7 +50,8 @@ LatencyOption = Annotated[
         "--latency",
         metavar="MICROSECONDS",
         min=0.0,
-        help="With --device: until what a message brings begins to arrive.",
+        max=1e6,
+        help="With --device: latency of a message.",
     ),
 ]
 KernelsOption = Annotated[

@@ -2,9 +2,8 @@
 
 A message is one collective, whatever the number of its ranks, or one send. What a collective takes
 beyond its bytes grows with its ranks only where they stand in a ring and nothing else delays them.
-
-What does not belong here: sums of a few numbers, as of norms over all heads and of routers, go
-with one of these.
+A test holds the counts of tensor, context and expert groups beside what the trainer's groups wait
+for.
 """
 
 from __future__ import annotations
@@ -14,32 +13,60 @@ from trainer.core.traffic import boundaries, layer_passes
 
 
 def layer_messages(facts: PlanInput, stage: int) -> int:
-    """Of a stage's linear layers within its tensor group."""
+    """Messages that a stage's layers wait for within their tensor group."""
     if facts.layout.tp == 1:
         return 0
-    kinds = layer_kinds(facts, facts.parts(stage))
-    passes = sum(count * sum(layer_passes(facts, layer)) for layer, count in kinds.items())
+    return sum(
+        count * (_stream_messages(facts, layer) + _small_messages(facts, layer))
+        for layer, count in layer_kinds(facts, facts.parts(stage)).items()
+    )
+
+
+def _stream_messages(facts: PlanInput, layer: int) -> int:
+    """Messages that carry the residual stream."""
+    passes = sum(layer_passes(facts, layer))
     # An all-reduce is a gather and a reduce-scatter at once.
     return passes if facts.sequence_parallel else passes // 2
 
 
+def _small_messages(facts: PlanInput, layer: int) -> int:
+    """Messages of norms of queries and keys, of shared heads, and of routers."""
+    model, mode = facts.model, facts.recompute[layer]
+    is_full = mode == "full"
+    number = 0
+    if model.qk_norm == "all":
+        # Sums of squares, and their gradients.
+        number += 2 + (mode != "none")
+    elif model.qk_norm == "head" and not facts.sequence_parallel:
+        # Gradients of both norms, of which each rank has those of its heads.
+        number += 2
+    if facts.ranks_of_kv_head > 1:
+        # Weight, bias and norm of the heads that ranks share are gathered, and gradients summed.
+        shared = 1 + model.qkv_bias + (model.qk_norm == "all")
+        number += shared * (2 + is_full)
+    if model.shape.experts_of(layer) is not None:
+        # Chosen experts, their weights, and gradients of these.
+        number += (1 + is_full) + (2 + is_full) if facts.sequence_parallel else 1
+    return number
+
+
 def end_messages(facts: PlanInput, stage: int) -> int:
-    """What else a tensor group waits for: embedding, head, and the loss of each token."""
+    """Messages that a tensor group waits for besides: at embedding, head, and loss."""
     if facts.layout.tp == 1:
         return 0
     parts = facts.parts(stage)
     ends = sum(part.is_first + part.is_last for part in parts)
     sums = any(part.is_last for part in parts)
     if facts.sequence_parallel:
-        return 2 * ends + sums
+        return 2 * ends + sums * (1 + (facts.model.router_terms > 0))
     return ends + boundaries(facts, stage) + sums
 
 
 def context_messages(facts: PlanInput, stage: int) -> tuple[int, int]:
-    """Of ranks that divide sequences, in forward and in backward passes.
+    """Messages of ranks that divide sequences, in forward and in backward passes.
 
-    Swapped: queries, keys and values in one there, outputs back. In a ring: one from each other
-    rank, and backwards gradients come home as many times.
+    Where heads are swapped, queries, keys and values go in one message, and outputs come back in
+    another. In a ring there is one from each other rank, and backwards as many bring gradients.
     """
     cp = facts.layout.cp
     if cp == 1:
@@ -52,7 +79,10 @@ def context_messages(facts: PlanInput, stage: int) -> tuple[int, int]:
 
 
 def expert_messages(facts: PlanInput, stage: int) -> int:
-    """Of replicas that divide experts: how many tokens, these there and back, and the gradients."""
+    """Messages of replicas that divide experts.
+
+    They say how many tokens come, bring them, and take them back; then gradients do the same.
+    """
     if facts.layout.ep == 1:
         return 0
     return sum(
@@ -63,9 +93,10 @@ def expert_messages(facts: PlanInput, stage: int) -> int:
 
 
 def unit_messages(facts: PlanInput, stage: int) -> int:
-    """Of replicas, to gather all weights of a stage once, or to sum all its gradients.
+    """About how many messages gather all weights of a stage among replicas, or sum its gradients.
 
-    One for each unit of ZeRO; sums are put together in buckets, which are no more.
+    One for each block, and for each end of the model. Experts that replicas divide and a tied table
+    add some, and so does a narrower type on the wire.
     """
     if facts.layout.dp == 1:
         return 0

@@ -61,7 +61,7 @@ class Machine:
     """Between nodes."""
     ranks_per_node: int
     latency_s: float = 0.0
-    """Until what was sent begins to arrive: of each collective, and of each send."""
+    """Of each collective, and of each send that fills or drains a pipeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,8 @@ def project(facts: PlanInput, machine: Machine) -> Projection:
     hops = 2 * (layout.pp - 1)
     pipeline_s = hops * (message_bytes(facts) / pp_speed + machine.latency_s)
     # Nothing runs beside the sum of a tied table's gradients.
-    pipeline_s += embedding_bytes(facts) / pp_speed
+    if sent := embedding_bytes(facts):
+        pipeline_s += sent / pp_speed + machine.latency_s
     pipeline_s += micro_batches * beyond_s
     exposed_s = max(
         _exposed_replicas_s(facts, stage, passes[stage], dp_speed, machine.latency_s)

@@ -161,7 +161,7 @@ class Sampler:
         if self._failure is not None:
             failure, self._failure, self._thread = self._failure, None, None
             raise failure
-        self._goes_on = is_wanted
+        self._goes_on = is_wanted and not self._is_over
         if not is_wanted:
             self._is_wanted.clear()
             return
@@ -205,7 +205,11 @@ class Sampler:
             self._open_new()
         end_s = time.monotonic() + WINDOW_S
         while self._goes_on and time.monotonic() < end_s:
-            self._add(*self._samples_until(end_s))
+            at_s, samples = self._samples_until(end_s)
+            self._add(at_s, samples)
+            if not samples:
+                # Of a device that fails now and then the next read may succeed.
+                time.sleep(self._interval_s)
         if not self._goes_on:
             return
         cut = {name: link.sampled.cut() for name, link in self._links.items()}
