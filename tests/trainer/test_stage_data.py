@@ -19,7 +19,7 @@ from outlast.errors import SettingError
 from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec
 from tests.tokens.corpora import counted, write
-from tests.trainer.jobs_numbers import losses, sent_bytes
+from tests.trainer.jobs_numbers import losses, sent
 from tests.trainer.places import place_of
 from tests.trainer.ranks import RankPool
 from tests.trainer.test_documents import documents, instructions, packed
@@ -206,14 +206,14 @@ def test_losses_are_the_same_whoever_reads(ranks: RankPool, tmp_path: Path, make
 
 
 def test_only_the_last_stage_counts_what_has_a_loss(ranks: RankPool, tmp_path: Path) -> None:
-    sent = []
+    nbytes = []
     for make in (plain, masked):
         folder = tmp_path / make.__name__
         folder.mkdir()
         document = document_of(make(folder), pp=3, dp=2)
-        sent.append([each[Group.DP] for each in ranks.run(sent_bytes, 6, document, folder)])
+        nbytes.append([each[Group.DP][0] for each in ranks.run(sent, 6, document, folder)])
     # One number of 64 bits, to the other replica.
-    assert [with_count - of_all for of_all, with_count in zip(*sent, strict=True)] == [
+    assert [with_count - of_all for of_all, with_count in zip(*nbytes, strict=True)] == [
         *[0] * 4,
         *[8] * 2,
     ]
