@@ -114,7 +114,7 @@ class Sampled:
     # Bytes by equal pieces of time: of the last seconds, of one silence's bin that is not
     # complete, and of the piece that is not complete, which ends at a time.
     _bins: deque[float] = field(default_factory=lambda: deque(maxlen=round(RHYTHM_S / BIN_S)))
-    _heard: list[float] = field(default_factory=list)
+    _unjudged: list[float] = field(default_factory=list)
     _count: float = 0.0
     _end_s: float = field(init=False)
     _silent_s: float = 0.0
@@ -150,7 +150,7 @@ class Sampled:
         ]
         whole = self._fill(steps)
         self._bins.extend(whole)
-        longest_s = self._listen(whole)
+        longest_s = self._longest_silence_s(whole)
         every = _WINDOWS_OF_NO_RHYTHM if self._period_s is None else _WINDOWS_OF_RHYTHM
         if self._num_windows % every == 0:
             self._period_s = period_s(self._bins, BIN_S)
@@ -182,16 +182,16 @@ class Sampled:
         self._end_s, self._count = end_s, count
         return whole
 
-    def _listen(self, whole: Sequence[float]) -> float:
+    def _longest_silence_s(self, whole: Sequence[float]) -> float:
         """The longest silence, with these pieces of time."""
-        heard = [*self._heard, *whole]
+        pieces = [*self._unjudged, *whole]
         longest_s = self._silent_s
-        num_whole = len(heard) // _BINS_OF_SILENCE * _BINS_OF_SILENCE
+        num_whole = len(pieces) // _BINS_OF_SILENCE * _BINS_OF_SILENCE
         for first in range(0, num_whole, _BINS_OF_SILENCE):
-            is_silent = sum(heard[first : first + _BINS_OF_SILENCE]) < _SILENT_BYTES
+            is_silent = sum(pieces[first : first + _BINS_OF_SILENCE]) < _SILENT_BYTES
             self._silent_s = self._silent_s + SILENCE_BIN_S if is_silent else 0.0
             longest_s = max(longest_s, self._silent_s)
-        self._heard = heard[num_whole:]
+        self._unjudged = pieces[num_whole:]
         return longest_s
 
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 DEFAULT_LINK = "25GB/s"
 # Of a device's peak, what large 16-bit matrix products come near to.
 DEFAULT_KERNELS = 0.7
-# NCCL's ring among eight devices: 4 to 8 us, and 0.5 to 3.4 us for each step (its tuning tables).
+# NCCL's ring among eight devices: 4 to 10 us, and 0.5 to 3.4 us for each of seven steps (its tuning
+# tables); between nodes more.
 DEFAULT_LATENCY_US = 20.0
 
 

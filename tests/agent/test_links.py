@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import subprocess
@@ -79,6 +80,30 @@ def test_rdma_is_counted_in_words_of_four_bytes(tmp_path: Path) -> None:
         (counters / "port_rcv_data").write_text("1000000\n")
         wait_for(lambda: "mlx5_0/1" in sampler.newest.windows)
     assert sampler.newest.windows == {}
+
+
+def test_a_device_that_goes_while_it_is_sampled_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("eth0", "eth1"):
+        a_device(tmp_path, name)
+    gone = threading.Event()
+    read = os.pread
+
+    def pread(file: int, length: int, offset: int) -> bytes:
+        if gone.is_set() and "eth1" in os.readlink(f"/proc/self/fd/{file}"):
+            raise OSError(errno.ENODEV, "no such device")
+        return read(file, length, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    with sampling(tmp_path) as sampler:
+        wait_for(lambda: set(sampler.newest.windows) == {"eth0", "eth1"})
+        gone.set()
+        wait_for(lambda: set(sampler.newest.windows) == {"eth0"})
+        # In the window in which it went, what the other one carried before counts, too.
+        assert sampler.newest.windows["eth0"].num_samples > 1
+        gone.clear()
+        wait_for(lambda: set(sampler.newest.windows) == {"eth0", "eth1"})
 
 
 def test_what_ends_the_thread_is_raised_once_and_another_begins(

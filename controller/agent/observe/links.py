@@ -101,8 +101,7 @@ class _OpenLink:
             self.counters = (received, sent)
             """Descriptors of the files in which the kernel counts."""
             self._unit_bytes = _RDMA_WORD_BYTES if link.is_rdma else 1
-            texts = [os.pread(counter, _NUMBER_BYTES, 0) for counter in self.counters]
-            before, before_sent = self._bytes(texts)
+            before, before_sent = self._bytes(self._read())
             self.sampled = Sampled(time.monotonic(), before, before_sent, is_rdma=link.is_rdma)
             self._files = opened.pop_all()
 
@@ -111,11 +110,14 @@ class _OpenLink:
 
         Raises:
             OSError: the device is gone.
-            ValueError: it counts nothing any more.
+            ValueError: a counter is no number.
         """
         self.sampled.add(at_s, self._bytes(received), self._bytes(sent))
-        for counter in self.counters:
-            os.pread(counter, _NUMBER_BYTES, 0)
+        # Whoever has read the samples does not know which of all devices has failed.
+        self._read()
+
+    def _read(self) -> list[bytes]:
+        return [os.pread(counter, _NUMBER_BYTES, 0) for counter in self.counters]
 
     def _bytes(self, texts: Sequence[bytes]) -> list[int]:
         return [int(text) * self._unit_bytes for text in texts]
@@ -142,7 +144,7 @@ class Sampler:
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._is_wanted = threading.Event()
-        self._goes_on = False
+        self._is_sampling = False
         self._is_over = False
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
@@ -161,7 +163,7 @@ class Sampler:
         if self._failure is not None:
             failure, self._failure, self._thread = self._failure, None, None
             raise failure
-        self._goes_on = is_wanted and not self._is_over
+        self._is_sampling = is_wanted and not self._is_over
         if not is_wanted:
             self._is_wanted.clear()
             return
@@ -173,7 +175,7 @@ class Sampler:
 
     def close(self) -> None:
         """End the thread; one that a device's driver keeps ends with the process."""
-        self._is_over, self._goes_on = True, False
+        self._is_over, self._is_sampling = True, False
         self._is_wanted.set()
         if self._thread is not None:
             self._thread.join(_END_S)
@@ -204,13 +206,13 @@ class Sampler:
         if not self._links or number % _WINDOWS_OF_LINKS == 0:
             self._open_new()
         end_s = time.monotonic() + WINDOW_S
-        while self._goes_on and time.monotonic() < end_s:
+        while self._is_sampling and time.monotonic() < end_s:
             at_s, samples = self._samples_until(end_s)
             self._add(at_s, samples)
             if not samples:
                 # Of a device that fails now and then the next read may succeed.
                 time.sleep(self._interval_s)
-        if not self._goes_on:
+        if not self._is_sampling:
             return
         cut = {name: link.sampled.cut() for name, link in self._links.items()}
         cost = (time.thread_time() - cpu_s) / (time.monotonic() - begun_s)
@@ -222,7 +224,7 @@ class Sampler:
         self._interval_s = interval_s(self._interval_s, cost, _LIMITS)
 
     def _add(self, at_s: Sequence[float], samples: Sequence[Sequence[bytes]]) -> None:
-        """Share samples out among the links; one that cannot be read any more is let go."""
+        """Share samples out among the links; one that cannot be read is closed."""
         texts = list(zip(*samples, strict=True)) or [()] * (2 * len(self._links))
         counters = zip(texts[::2], texts[1::2], strict=True)
         for link, (received, sent) in zip(list(self._links.values()), counters, strict=True):
@@ -243,7 +245,7 @@ class Sampler:
         monotonic, pread, sleep = time.monotonic, os.pread, time.sleep
         interval = self._interval_s
         with contextlib.suppress(OSError):
-            while (now_s := monotonic()) < end_s and self._goes_on:
+            while (now_s := monotonic()) < end_s and self._is_sampling:
                 samples.append([pread(counter, _NUMBER_BYTES, 0) for counter in counters])
                 at_s.append(now_s)
                 sleep(interval)
