@@ -20,7 +20,7 @@ from controller.agent.observe.links import Sampler
 
 # A node in the cloud has one; a node of eight GPUs has a port for each.
 _LINKS = (1, 8)
-_WINDOWS = 8
+_WINDOWS = 20
 
 
 def measure(folder: Path, *, small: bool) -> dict[str, Any]:

@@ -84,23 +84,6 @@ class Window:
         return self.received.mean + self.sent.mean
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingLimits:
-    """How often counters are read, and what that may cost."""
-
-    least_s: float = 0.001
-    usual_s: float = 0.0095
-    """Ten milliseconds, with what it takes to wake up and read."""
-    most_s: float = 0.05
-    """Where it would cost too much, of many links."""
-    most_cost: float = 0.0095
-    """Of a core; in one window it may be a little more before the next one is cheaper."""
-
-
-# From one window to the next, and the share of what it may cost at which it may be more often.
-_FACTOR, _CHEAP = 1.5, 0.5
-
-
 @dataclass(slots=True)
 class Sampled:
     """One link, sample by sample. Taking one costs little; what they say is worked out in `cut`."""
@@ -200,17 +183,6 @@ def _rates(counts: Sequence[tuple[int, float]], whole_s: float) -> Rates:
     return Rates(
         least=min(rates), mean=sum(count for count, _ in counts) / whole_s, most=max(rates)
     )
-
-
-def interval_s(before_s: float, cost: float, limits: SamplingLimits) -> float:
-    """How often to sample in the next window, when the last one took this share of a core.
-
-    Less often than is usual only by as much as the cost demands: one window is no more than a hint.
-    """
-    share = cost / limits.most_cost
-    if share > 1 or before_s > limits.usual_s:
-        return min(limits.most_s, before_s * min(_FACTOR, max(1 / _FACTOR, share)))
-    return max(limits.least_s, before_s / _FACTOR) if share < _CHEAP else before_s
 
 
 def period_s(series: Sequence[float], bin_s: float) -> float | None:

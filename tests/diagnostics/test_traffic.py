@@ -14,9 +14,7 @@ from diagnostics.core.traffic import (
     LinkWatch,
     Rates,
     Sampled,
-    SamplingLimits,
     Window,
-    interval_s,
     period_s,
 )
 
@@ -44,23 +42,6 @@ def a_window(bytes_per_s: float, *, is_rdma: bool = False) -> Window:
         longest_silence_s=0.1,
         period_s=None,
     )
-
-
-def test_sampling_takes_what_it_may_of_a_core_and_no_more() -> None:
-    """Each look costs 10 us for a link, and 10 us whatever the links."""
-    limits = SamplingLimits()
-
-    def settled(num_links: int) -> float:
-        found_s = limits.usual_s
-        for _ in range(20):
-            found_s = interval_s(found_s, (1e-5 + 1e-5 * num_links) / found_s, limits)
-        return found_s
-
-    few, several, many = settled(1), settled(2), settled(100)
-    assert 2e-5 / few <= limits.most_cost < 2e-5 / few * 4
-    assert few < several < many == limits.most_s
-    # Nothing to read: as often as it may.
-    assert interval_s(limits.least_s, 0.0, limits) == limits.least_s
 
 
 def test_a_window_has_least_mean_and_most() -> None:

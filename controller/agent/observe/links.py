@@ -22,19 +22,11 @@ from controller.agent.core.buffer import Weight
 from controller.agent.core.reports import AttemptKey
 from controller.agent.workers.worker import Worker
 from diagnostics.core.host import Change
-from diagnostics.core.traffic import (
-    WINDOW_S,
-    LinkWatch,
-    Rates,
-    Sampled,
-    SamplingLimits,
-    Window,
-    interval_s,
-)
+from diagnostics.core.sampling_pace import SamplingPace
+from diagnostics.core.traffic import WINDOW_S, LinkWatch, Rates, Sampled, Window
 from outlast.clock import node_time_s
 from outlast.v1 import agents_pb2, common_pb2
 
-_LIMITS = SamplingLimits()
 MAX_LINKS = 32
 # After so many windows new devices are looked for.
 _WINDOWS_OF_LINKS = 5
@@ -149,7 +141,7 @@ class Sampler:
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._links: dict[str, _OpenLink] = {}
-        self._interval_s = _LIMITS.usual_s
+        self._pace = SamplingPace()
         self.newest = Sampling()
         """Replaced as a whole by the thread."""
 
@@ -201,27 +193,36 @@ class Sampler:
                     self._links[link.name] = _OpenLink(link)
 
     def _sample_window(self) -> None:
-        begun_s, cpu_s = time.monotonic(), time.thread_time()
+        begun_s, begun_cpu_s = time.monotonic(), time.thread_time()
+        sampling_s, num_samples = 0.0, 0
         number = self.newest.number + 1
         if not self._links or number % _WINDOWS_OF_LINKS == 0:
             self._open_new()
         end_s = time.monotonic() + WINDOW_S
         while self._is_sampling and time.monotonic() < end_s:
+            cpu_s = time.thread_time()
             at_s, samples = self._samples_until(end_s)
+            sampling_s += time.thread_time() - cpu_s
+            num_samples += len(samples)
             self._add(at_s, samples)
             if not samples:
                 # Of a device that fails now and then the next read may succeed.
-                time.sleep(self._interval_s)
+                time.sleep(self._pace.interval_s)
         if not self._is_sampling:
             return
         cut = {name: link.sampled.cut() for name, link in self._links.items()}
-        cost = (time.thread_time() - cpu_s) / (time.monotonic() - begun_s)
+        took_s, seconds = time.thread_time() - begun_cpu_s, time.monotonic() - begun_s
         self.newest = Sampling(
             number=number,
             windows={name: window for name, window in cut.items() if window is not None},
-            cost=cost,
+            cost=took_s / seconds,
         )
-        self._interval_s = interval_s(self._interval_s, cost, _LIMITS)
+        self._pace.took(
+            sampling_s=sampling_s,
+            num_samples=num_samples,
+            rest_s=took_s - sampling_s,
+            seconds=seconds,
+        )
 
     def _add(self, at_s: Sequence[float], samples: Sequence[Sequence[bytes]]) -> None:
         """Share samples out among the links; one that cannot be read is closed."""
@@ -243,7 +244,7 @@ class Sampler:
         at_s: list[float] = []
         samples: list[list[bytes]] = []
         monotonic, pread, sleep = time.monotonic, os.pread, time.sleep
-        interval = self._interval_s
+        interval = self._pace.interval_s
         with contextlib.suppress(OSError):
             while (now_s := monotonic()) < end_s and self._is_sampling:
                 samples.append([pread(counter, _NUMBER_BYTES, 0) for counter in counters])
