@@ -20,6 +20,7 @@ import grpc
 from outlast.access import Access, noted_in
 from outlast.access import of as access_of
 from outlast.channel import open_channel
+from outlast.client_errors import LoginOverError as LoginOverError
 from outlast.client_errors import NotFoundError as NotFoundError
 from outlast.client_errors import RefusedError as RefusedError
 from outlast.client_errors import UnavailableError as UnavailableError

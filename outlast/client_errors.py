@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from outlast.errors import FatalError, RetryableError
-from outlast.grpc_details import details
+from outlast.grpc_details import LOGIN_OVER, details
 from outlast.problems import SpecError
 from outlast.v1.access_pb2 import LoginIssuer
 
@@ -17,6 +17,10 @@ class UnavailableError(RetryableError):
     """No controller answers at the address; `why` is what the connection came to."""
 
     why = ""
+
+
+class LoginOverError(RetryableError):
+    """A stream has ended because its caller's login has; another call shows a renewed one."""
 
 
 class NotFoundError(FatalError):
@@ -56,4 +60,6 @@ def explained(error: Any, address: str) -> Exception:
         return away
     if code is grpc.StatusCode.NOT_FOUND:
         return NotFoundError(message)
+    if said.reason == LOGIN_OVER:
+        return LoginOverError(message)
     return RefusedError(message or code.name, reason=said.reason, code=code, issuers=said.issuers)

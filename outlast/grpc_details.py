@@ -11,6 +11,10 @@ from grpc_status import rpc_status
 from outlast.problems import FieldProblem
 from outlast.v1.access_pb2 import LoginIssuer
 
+# The reason with which a stream ends whose caller is not known any more: another call shows a
+# renewed login, or is told what is wrong.
+LOGIN_OVER = "LOGIN_OVER"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Details:

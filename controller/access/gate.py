@@ -20,6 +20,7 @@ from controller.access.callers import UNKNOWN_TOKEN, Callers
 from controller.access.roles import ANYBODY, Caller, Role, Rule, refusal, rule_of
 from controller.grpc_errors import Context, abort
 from outlast.channel import HEADER
+from outlast.grpc_details import LOGIN_OVER
 from outlast.v1.access_pb2 import LoginIssuer
 
 # From where a call came by HTTP; the gateway says so.
@@ -28,6 +29,8 @@ FROM_HEADER = "outlast-from"
 AS_HEADER = "outlast-as"
 # Only the controller itself reaches its own socket.
 _OWN_PEER = "unix:"
+# A stream's caller is looked at again before an answer, this long after the last look.
+AGAIN_S = 5.0
 _caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
 
 REMEDY = (
@@ -65,6 +68,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
         own_secret: str,
         *,
         wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`owner_of` says whose a job is; None when there is no such job. `own_secret` is what the
         controller shows where it calls itself."""
@@ -73,6 +77,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
         self._owner_of = owner_of
         self._own_secret = own_secret
         self._wall_clock = wall_clock
+        self._clock = clock
 
     async def intercept_service(
         self,
@@ -119,7 +124,11 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
                 self._admitted(call, handler, data, context) as made,
                 contextlib.aclosing(start(made.request, context)) as answers,
             ):
+                looked_s = self._clock()
                 async for answer in answers:
+                    if (now_s := self._clock()) - looked_s >= AGAIN_S:
+                        await self._check_again(call, made.request, context)
+                        looked_s = now_s
                     yield answer
 
         make = (
@@ -171,22 +180,38 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
             self._note(call, caller, context, request, "PERMISSION_DENIED", why)
             await abort(context, grpc.StatusCode.PERMISSION_DENIED, why, reason="NOT_ALLOWED")
 
-    async def _known(self, call: _Call, context: Context) -> Caller:
+    async def _check_again(self, call: _Call, request: Any, context: Context) -> None:
+        """End a stream whose caller is not known any more, or may not read it any more."""
+        if call.rule.role is None:
+            return
+        found = self._found(call, context)
+        owner = self._owner_of(request.job_id) if call.rule.of_owner else None
+        if found is not None and not refusal(found, call.rule, owner):
+            return
+        why = "who began this may not go on with it: his login is over, or has another role"
+        self._note(call, found, context, request, "UNAUTHENTICATED", why)
+        await abort(
+            context, grpc.StatusCode.UNAUTHENTICATED, f"{why}; call again", reason=LOGIN_OVER
+        )
+
+    def _found(self, call: _Call, context: Context) -> Caller | None:
+        """Whoever is no node, by what he shows; None when nobody is known by that."""
         if said := _text(call.metadata.get(AS_HEADER)):
             shown, _, name = said.partition(" ")
             if hmac.compare_digest(shown.encode(), self._own_secret.encode()):
                 return Caller(name=name, role=Role.SUBMITTER)
         if not self._callers.are_asked:
             return ANYBODY
-        if call.rule.role is None:
+        if header := _text(call.metadata.get(HEADER)):
+            return self._callers.by_header(header)
+        return self._callers.by_certificate(context.auth_context())
+
+    async def _known(self, call: _Call, context: Context) -> Caller:
+        if call.rule.role is None and self._callers.are_asked:
             return await self._known_node(call, context)
-        header = _text(call.metadata.get(HEADER))
-        found = (
-            self._callers.by_header(header)
-            if header
-            else self._callers.by_certificate(context.auth_context())
-        )
+        found = self._found(call, context)
         if found is None:
+            header = _text(call.metadata.get(HEADER))
             why = UNKNOWN_TOKEN if header else "nobody is named"
             self._note(call, None, context, None, "UNAUTHENTICATED", why)
             await abort(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Protocol
 
@@ -18,7 +18,7 @@ from outlast.cli.options import Controller, Json, StateDir
 
 if TYPE_CHECKING:
     from outlast.client import Client
-    from outlast.v1.diagnostics_pb2 import DiagnosticRun
+    from outlast.v1.diagnostics_pb2 import DiagnosticRun, Finding, WatchDiagnosticsResponse
 
 Nodes = Annotated[
     list[str], typer.Argument(metavar="[NODE]...", help="Every connected node unless given.")
@@ -117,13 +117,34 @@ def _run(
         screen.line(f"run {started.run_id}: {suite} on {', '.join(started.nodes)}")
         for warning in started.warnings:
             screen.line(f"warning: {warning}")
-        for update in client.watch_diagnostics(started.run_id):
-            for finding in update.findings:
+        for update, new in _progress(client, started.run_id):
+            for finding in new:
                 if finding.verdict not in ("pass", "skip"):
                     screen.line(findings.line(finding))
             pending = f": {', '.join(update.pending_nodes)}" if update.pending_nodes else ""
             screen.phase(f"{update.phase}{pending}")
     return client.diagnostic_run(started.run_id)
+
+
+def _progress(
+    client: Client, run_id: str
+) -> Iterator[tuple[WatchDiagnosticsResponse, Sequence[Finding]]]:
+    """What a run says, each with the findings that are new; over the end of a renewed login."""
+    from outlast.client import LoginOverError
+
+    num_told = 0
+    while True:
+        # A stream begins with all that was found so far.
+        num_seen = 0
+        try:
+            for update in client.watch_diagnostics(run_id):
+                num_seen += len(update.findings)
+                num_new = max(0, num_seen - num_told)
+                num_told = max(num_told, num_seen)
+                yield update, update.findings[len(update.findings) - num_new :]
+        except LoginOverError:
+            continue
+        return
 
 
 @contextmanager

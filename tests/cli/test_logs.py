@@ -6,12 +6,17 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from controller.access import gate
+from controller.access.gate import Gate
+from controller.access.roles import Caller
 from outlast.cli.errors import ExitCode
+from outlast.v1 import jobs_pb2
 from tests.cli.running import Done, outlast
-from tests.controller.fakes import Lab, lab
+from tests.controller.fakes import Lab, lab, until
 
 Logs = Callable[..., Awaitable[Done]]
 
@@ -43,6 +48,34 @@ def test_each_line_is_told_with_whose_it_is(tmp_path: Path) -> None:
         assert bench.agents[0].log_queries[-1].timestamps
         assert [line["line"] for line in lines] == ["one", "two"]
         assert set(lines[0]) == {"time", "job_id", "attempt", "node", "rank", "line"}
+
+    with_job(tmp_path, scenario)
+
+
+def test_who_follows_a_log_goes_on_when_a_login_ends_that_is_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a token of an issuer does each hour; a client of one would bring a new one."""
+    monkeypatch.setattr(gate, "AGAIN_S", 0.0)
+    found = Gate._found
+    answers = {"Logs": iter([True, False, True])}
+
+    def once_not(self: Gate, call: Any, context: Any) -> Caller | None:
+        known = answers.get(call.method.rpartition("/")[2], iter(()))
+        return found(self, call, context) if next(known, True) else None
+
+    monkeypatch.setattr(Gate, "_found", once_not)
+
+    async def scenario(bench: Lab, logs: Logs) -> None:
+        followed = asyncio.create_task(logs("--follow", "--tail-bytes", "8"))
+        asked = bench.agents[0].log_queries
+        # In between the first one is given up.
+        await until(lambda: [each.tail_bytes for each in asked] == [8, 0, 1], "asked for anew")
+        (job,) = (await bench.jobs.ListJobs(jobs_pb2.ListJobsRequest())).jobs
+        await bench.jobs.CancelJob(jobs_pb2.CancelJobRequest(job_id=job.job_id))
+        done = await followed
+        assert done.stdout.splitlines() == ["[rank 0] one", "[rank 0] two"]
+        assert done.returncode == 0
 
     with_job(tmp_path, scenario)
 

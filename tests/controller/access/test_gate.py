@@ -13,7 +13,7 @@ import grpc.aio
 import httpx
 import pytest
 
-from controller.access import tokens
+from controller.access import gate, tokens
 from controller.access.audit import Audit
 from controller.access.gate import AS_HEADER
 from controller.access.roles import RULES, Role
@@ -47,6 +47,18 @@ async def refused(call: Awaitable[Any]) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value.code(), caught.value.details() or ""
+
+
+async def read_all(stream: Any) -> None:
+    """Until it ends."""
+    async for _ in stream:
+        pass
+
+
+def forget(path: Path, name: str) -> None:
+    """Take somebody's token away."""
+    kept = tuple(each for each in tokens.read(path).entries if each.name != name)
+    tokens.write(path, tokens.Known(entries=kept))
 
 
 def shown(token: str) -> tuple[tuple[str, str], ...]:
@@ -102,13 +114,42 @@ def test_each_knows_who_he_is_and_a_token_that_is_taken_away_is_refused_at_once(
             me = await stub.WhoAmI(asked, metadata=shown(given[name]))
             expected = ROLES.get(name, Role.ADMIN).word
             assert (me.name, me.role, me.asked) == (name, expected, True)
-        path = tmp_path / "tokens.yaml"
-        known = tokens.read(path)
-        kept = tuple(each for each in known.entries if each.name != "vera")
-        tokens.write(path, tokens.Known(entries=kept))
+        forget(tmp_path / "tokens.yaml", "vera")
         code, _ = await refused(stub.WhoAmI(asked, metadata=shown(given["vera"])))
         assert code is grpc.StatusCode.UNAUTHENTICATED
         assert (await stub.WhoAmI(asked, metadata=shown(given["sam"]))).name == "sam"
+
+    run(tmp_path, scenario)
+
+
+def test_an_open_stream_ends_when_its_callers_token_is_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "AGAIN_S", 0.0)
+
+    async def scenario(bench: Lab, given: dict[str, str]) -> None:
+        await bench.add_agents(1)
+        made = await bench.jobs.Submit(submit_request(), metadata=shown(given["sam"]))
+        asked = jobs_pb2.WatchJobRequest(job_id=made.job.job_id)
+        watches = {
+            name: aiter(bench.jobs.WatchJob(asked, metadata=shown(given[name]), timeout=30))
+            for name in ("vera", "sam")
+        }
+        for watch in watches.values():
+            assert (await anext(watch)).HasField("job")
+        forget(tmp_path / "tokens.yaml", "vera")
+        await bench.jobs.CancelJob(
+            jobs_pb2.CancelJobRequest(job_id=made.job.job_id), metadata=shown(given["sam"])
+        )
+        code, said = await refused(read_all(watches["vera"]))
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+        assert "his login is over" in said
+        await read_all(watches["sam"])
+        entries = Audit(tmp_path / "state").read()
+        refusal = next(each for each in entries if each.outcome == "UNAUTHENTICATED")
+        assert (refusal.call, refusal.about) == ("Jobs/WatchJob", made.job.job_id)
+        again = bench.jobs.WatchJob(asked, metadata=shown(given["vera"]), timeout=30)
+        assert "the token is not known" in (await refused(read_all(again)))[1]
 
     run(tmp_path, scenario)
 
