@@ -138,23 +138,38 @@ def logout(
         str, typer.Argument(metavar="NAME", help="Which login; by default the one in use.")
     ] = "",
 ) -> None:
-    """Forget a login. Commands without a controller mean the one on this machine again."""
+    """Forget a login, and end it at its issuer. Commands without a controller mean the one on this
+    machine again."""
     from outlast.access import Logins, change_logins, logins_file
 
-    gone = name
+    forgotten: list[tuple[str, Login]] = []
 
-    def forgotten(known: Logins) -> Logins:
-        nonlocal gone
+    def without(known: Logins) -> Logins:
         gone = name or known.current
         if gone not in known.by_name:
             listed = ", ".join(known.by_name) or "none"
             raise CliError(f"no login {gone!r}; there are: {listed}" if gone else "no login in use")
+        forgotten[:] = [(gone, known.by_name[gone])]
         kept = {each: entry for each, entry in known.by_name.items() if each != gone}
         return Logins(current="" if known.current == gone else known.current, by_name=kept)
 
     with _explained():
-        change_logins(logins_file(), forgotten)
-    print(f"{gone}: forgotten")
+        change_logins(logins_file(), without)
+    for gone, entry in forgotten:
+        print(f"{gone}: forgotten{_ended(entry)}")
+
+
+def _ended(login: Login) -> str:
+    """What became of a forgotten login at its issuer, in words."""
+    from outlast.oidc.revocation import why_not_ended
+
+    session = login.access.session
+    if session is None:
+        return ""
+    issuer = session.client.issuer
+    if why_not := why_not_ended(session):
+        return f"; at {issuer} the login goes on, as {why_not}"
+    return f", and ended at {issuer}"
 
 
 def logins(

@@ -98,8 +98,8 @@ class Web:
             )
         return endpoints_in(answer.document, issuer)
 
-    def post(self, request: Request) -> Answer:
-        """Send a form.
+    def post(self, request: Request, *, may_be_empty: bool = False) -> Answer:
+        """Send a form; `may_be_empty`: whether an answer needs no document to be a good one.
 
         Raises:
             LoginError: what answers is no such endpoint.
@@ -107,9 +107,10 @@ class Web:
         """
         headers = {"Accept": "application/json", **request.headers}
         data = urlencode(request.form).encode()
-        return self._send(urllib.request.Request(request.url, data=data, headers=headers))
+        sent = urllib.request.Request(request.url, data=data, headers=headers)
+        return self._send(sent, may_be_empty=may_be_empty)
 
-    def _send(self, request: urllib.request.Request) -> Answer:
+    def _send(self, request: urllib.request.Request, *, may_be_empty: bool = False) -> Answer:
         url = request.full_url
         try:
             status, body = self._in_time(request)
@@ -128,7 +129,7 @@ class Web:
         except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
-            if status == 200:
+            if status == 200 and not may_be_empty:
                 raise LoginError(f"{url} answered with what is no JSON object")
             document = {}
         return Answer(status=status, document=document)

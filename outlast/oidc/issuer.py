@@ -74,6 +74,8 @@ class Endpoints:
     token: str
     device: str
     """Empty: it has no device authorization."""
+    revocation: str = ""
+    """Empty: it takes no token back."""
     scopes: tuple[str, ...] = ()
     secret_in_form: bool = False
     """Whether it takes a client's secret in the form; else in the header."""
@@ -163,6 +165,7 @@ def endpoints_in(document: object, issuer: str) -> Endpoints:
     return Endpoints(
         token=_endpoint(document, "token_endpoint", where, is_needed=True),
         device=_endpoint(document, "device_authorization_endpoint", where, is_needed=False),
+        revocation=_endpoint(document, "revocation_endpoint", where, is_needed=False),
         scopes=tuple(str(each) for each in scopes) if isinstance(scopes, list) else (),
         secret_in_form=isinstance(methods, list) and "client_secret_post" in methods,
     )
@@ -179,6 +182,14 @@ def refreshing(session: Session, endpoints: Endpoints) -> Request:
     """What renews a token (RFC 6749, section 6)."""
     form = {"grant_type": "refresh_token", "refresh_token": session.refresh_token}
     return authenticated(endpoints.token, form, session.client, endpoints)
+
+
+def revoking(session: Session, endpoints: Endpoints) -> Request | None:
+    """What ends a login (RFC 7009, section 2.1); None where the issuer has no endpoint for it."""
+    if not endpoints.revocation:
+        return None
+    form = {"token": session.refresh_token, "token_type_hint": "refresh_token"}
+    return authenticated(endpoints.revocation, form, session.client, endpoints)
 
 
 def authenticated(

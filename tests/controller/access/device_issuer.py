@@ -47,11 +47,13 @@ class DeviceIssuer(Provider):
             "jwks_uri": f"{self.url}/keys",
             "token_endpoint": f"{self.url}/token",
             "device_authorization_endpoint": f"{self.url}/device-code",
+            "revocation_endpoint": f"{self.url}/revoke",
             "scopes_supported": ["openid", "email", "address", "offline_access"],
         }
         self.documents["/.well-known/openid-configuration"] = (200, self.discovery)
         self.endpoints["/device-code"] = self._begin
         self.endpoints["/token"] = self._give
+        self.endpoints["/revoke"] = self._take_back
 
     def forms(self, grant_type: str) -> list[dict[str, str]]:
         """Those for tokens of one kind."""
@@ -75,6 +77,15 @@ class DeviceIssuer(Provider):
                 self.current = ""
                 return 400, {"error": "invalid_grant", "error_description": "Token is not active"}
             return 200, self._tokens()
+
+    def _take_back(self, form: dict[str, str]) -> tuple[int, Any]:
+        self.asked.append(form)
+        if self.refusals:
+            return self.refusals.pop(0)
+        with self._lock:
+            if form["token"] == self.current:
+                self.current = ""
+        return 200, ""
 
     def _tokens(self) -> dict[str, Any]:
         self.current = f"refresh-{next(self._numbers)}"
