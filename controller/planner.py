@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from outlast.spec import JobSpec
 
-# Of a spec, what the job will need, as plain values; with a device, a link and the share of the
-# device's peak that matrix products reach: "" and None for defaults.
-PlanJob = Callable[[JobSpec, str, str, float | None], dict[str, Any]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnMachine:
+    """The machine that a step is projected on; what is not said is the planner's usual."""
+
+    device: str = ""
+    """Empty: none, and no step is projected."""
+    link: str = ""
+    """What a rank sends over the network in a second."""
+    latency_us: float | None = None
+    """Of a message."""
+    kernels: float | None = None
+    """The share of the device's peak that matrix products reach."""
+
+
+# Of a spec, what the job will need, as plain values.
+PlanJob = Callable[[JobSpec, OnMachine], dict[str, Any]]

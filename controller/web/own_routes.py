@@ -185,8 +185,9 @@ OWN = (
         what="What a job will need, as `outlast plan` says it: memory of a rank of each stage, "
         "traffic, bubble, warnings, and with a `device` (one of `devices`, or its peak in FLOP/s) "
         "the projected time of a step; `link` is what one rank sends over the network in a second "
-        "(25GB/s), `kernels` the share of its peak that matrix products reach (0.7); messages "
-        "have a latency of 20 us. Null, with the `reason`, for a script. It starts nothing.",
+        "(25GB/s), `latency_us` what a message takes besides, in microseconds (20), `kernels` the "
+        "share of its peak that matrix products reach (0.7). Null, with the `reason`, for a "
+        "script. It starts nothing.",
         body={
             "type": "object",
             "properties": {
@@ -194,6 +195,7 @@ OWN = (
                 "text": _TEXT,
                 "device": STRING,
                 "link": STRING,
+                "latency_us": _NUMBER,
                 "kernels": _NUMBER,
             },
         },

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from controller.planner import PlanJob
+from controller.planner import OnMachine, PlanJob
 from controller.web.gateway import RequestError
 from outlast.devices import DEVICES, find_device, parse_quantity
 from outlast.facts import finite
@@ -19,7 +19,10 @@ from outlast.spec.parse import parse_spec
 
 # As long as a submit's plan may take.
 PLAN_S = 20.0
-ASSUMED = ("device", "link", "kernels")
+ASSUMED = ("device", "link", "latency_us", "kernels")
+# As `outlast plan` takes them.
+_MOST_LATENCY_US = 1e6
+_LEAST_KERNELS = 0.01
 
 
 class Plans:
@@ -36,18 +39,16 @@ class Plans:
             SpecError: the spec is wrong.
             RequestError: what is assumed makes no sense, or it takes too long.
         """
-        device, link, kernels = _checked(assumed)
+        machine = _checked(assumed)
         spec = await asyncio.to_thread(parse_spec, document)
         names = [each.name for each in DEVICES]
         if spec.is_script:
             why = "what a script needs cannot be estimated: its model is its own"
             return {"plan": None, "reason": why, "devices": names}
-        found = await self._made(spec, device, link, kernels)
+        found = await self._made(spec, machine)
         return {"plan": finite(found), "reason": "", "devices": names}
 
-    async def _made(
-        self, spec: JobSpec, device: str, link: str, kernels: float | None
-    ) -> dict[str, Any]:
+    async def _made(self, spec: JobSpec, machine: OnMachine) -> dict[str, Any]:
         if self._plan_job is None:
             raise RequestError(
                 501,
@@ -56,7 +57,7 @@ class Plans:
             )
         try:
             async with asyncio.timeout(PLAN_S), self._turn:
-                return await asyncio.to_thread(self._plan_job, spec, device, link, kernels)
+                return await asyncio.to_thread(self._plan_job, spec, machine)
         except TimeoutError as error:
             raise RequestError(
                 429,
@@ -65,16 +66,26 @@ class Plans:
             ) from error
 
 
-def _checked(assumed: Mapping[str, Any]) -> tuple[str, str, float | None]:
-    device, link, kernels = (assumed.get(name) for name in ASSUMED)
+def _checked(assumed: Mapping[str, Any]) -> OnMachine:
+    device, link = assumed.get("device"), assumed.get("link")
     if device:
         _check("device", device, find_device)
     if link:
         _check("link", link, lambda text: parse_quantity(text, "B/s"))
-    is_share = isinstance(kernels, int | float) and 0.01 <= kernels <= 1.0
-    if kernels is not None and not is_share:
-        _refuse("kernels", f"is {kernels!r}; allowed: 0.01 to 1")
-    return device or "", link or "", kernels
+    return OnMachine(
+        device=device or "",
+        link=link or "",
+        latency_us=_number(assumed, "latency_us", 0.0, _MOST_LATENCY_US),
+        kernels=_number(assumed, "kernels", _LEAST_KERNELS, 1.0),
+    )
+
+
+def _number(assumed: Mapping[str, Any], name: str, least: float, most: float) -> float | None:
+    value = assumed.get(name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and least <= value <= most):
+        _refuse(name, f"is {value!r}; allowed: {least:g} to {most:.7g}")
+    return value
 
 
 def _check(name: str, value: object, read: Any) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from outlast.cli.plan_facts import (
     DEFAULT_KERNELS,
+    DEFAULT_LATENCY_US,
     DEFAULT_LINK,
     Assumed,
     estimate,
@@ -16,11 +17,12 @@ from outlast.cli.plan_facts import (
 )
 
 if TYPE_CHECKING:
+    from controller.planner import OnMachine
     from outlast.spec import JobSpec
 
 
-def plan_document(spec: JobSpec, device: str, link: str, kernels: float | None) -> dict[str, Any]:
-    """What `outlast plan` prints of a spec whose rules hold, as values; "" and None are defaults.
+def plan_document(spec: JobSpec, machine: OnMachine) -> dict[str, Any]:
+    """What `outlast plan` prints of a spec whose rules hold, as values.
 
     Of each pipeline stage one rank is described, so that it is small for any number of ranks.
 
@@ -30,10 +32,7 @@ def plan_document(spec: JobSpec, device: str, link: str, kernels: float | None) 
     from checkpoint.sizing import node_host_memory_bytes
     from outlast.cli.plan_text import warnings
 
-    projected = None
-    if device:
-        share = kernels or DEFAULT_KERNELS
-        projected = project(spec, Assumed(device=device, link=link or DEFAULT_LINK, kernels=share))
+    projected = project(spec, _assumed(machine)) if machine.device else None
     on_gpu = projected is not None and projected.device.reported_as != ""
     found, layout = estimate(spec, on_gpu=on_gpu), spec.layout
     return {
@@ -68,3 +67,13 @@ def plan_document(spec: JobSpec, device: str, link: str, kernels: float | None) 
         "projection": None if projected is None else projection_facts(projected),
         "warnings": warnings(spec, found, projected),
     }
+
+
+def _assumed(machine: OnMachine) -> Assumed:
+    latency_us = machine.latency_us
+    return Assumed(
+        device=machine.device,
+        link=machine.link or DEFAULT_LINK,
+        latency_us=DEFAULT_LATENCY_US if latency_us is None else latency_us,
+        kernels=machine.kernels or DEFAULT_KERNELS,
+    )

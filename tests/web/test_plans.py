@@ -60,6 +60,10 @@ def test_a_plan_has_memory_traffic_time_and_warnings(tmp_path: Path) -> None:
         slower = {"spec": SPEC, "device": "h100", "link": "1GB/s", "kernels": 0.35}
         slow = (await client.post("/jobs/plan", json=slower)).json()["plan"]["projection"]
         assert slow["step_s"] > plan["projection"]["step_s"]
+        late = {"spec": SPEC, "device": "h100", "latency_us": 500}
+        late_plan = (await client.post("/jobs/plan", json=late)).json()["plan"]["projection"]
+        assert late_plan["latency_s"] == 500e-6
+        assert late_plan["step_s"] > plan["projection"]["step_s"]
 
     run(tmp_path, scenario)
 
@@ -80,6 +84,8 @@ def test_what_a_script_needs_is_not_known(tmp_path: Path) -> None:
         ({"device": 3}, "device"),
         ({"device": "h100", "link": "fast"}, "link"),
         ({"kernels": 2}, "kernels"),
+        ({"latency_us": -1}, "latency_us"),
+        ({"latency_us": True}, "latency_us"),
         ({"spec": {**SPEC, "steps": -1}}, "steps"),
         ({"where": 1}, "where"),
     ],
