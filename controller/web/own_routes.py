@@ -68,6 +68,7 @@ PLAN = _object(
                     *("stage", "parameters", "weights_bytes", "gradients_bytes"),
                     *("optimizer_bytes", "activations_bytes", "buffers_bytes", "working_bytes"),
                     *("host_slots_bytes", "host_memory_bytes", "host_slot_bytes"),
+                    "host_activations_bytes",
                     *("device_bytes", "in_flight"),
                 ),
                 _INTEGER,

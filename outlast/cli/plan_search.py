@@ -320,7 +320,8 @@ def _advice(each: Advice, best: Projection) -> str:
 
 def _training_lines(result: _Result) -> list[tuple[str, str]]:
     training, steps = result.training, result.best.steps
-    formula = "8TP/(nX)" if result.best.parallel.recompute == "full" else "6TP/(nX)"
+    all_again = result.best.parallel.recompute in ("full", "offload")
+    formula = "8TP/(nX)" if all_again else "6TP/(nX)"
     lines = [
         (
             "training",

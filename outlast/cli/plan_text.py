@@ -39,7 +39,7 @@ def print_plan(
     print("\nmemory of one rank")
     _print_memory(found.ranks)
     print()
-    output.print_lines([*_host_lines(spec), ("connected nodes", fit[0])])
+    output.print_lines([*_host_lines(spec, found), ("connected nodes", fit[0])])
     if projected is not None:
         print(f"\non {projected.device.name}")
         output.print_lines(_projection_lines(spec, projected))
@@ -60,6 +60,8 @@ def data_lines(read: Checked) -> list[str]:
 
 def warnings(spec: JobSpec, found: Plan, projected: Projected | None) -> list[str]:
     """What will not fit, or will be slow for no good reason."""
+    from outlast.sizing.of_spec import offloaded_layers
+
     parallel = spec.parallel
     lines = []
     memory = None if projected is None else projected.device.memory_bytes
@@ -88,6 +90,8 @@ def warnings(spec: JobSpec, found: Plan, projected: Projected | None) -> list[st
             f"a tensor group of {parallel.tp} ranks spans nodes of {spec.workers_per_node}: the "
             "most talkative messages cross the network"
         )
+    if offloaded_layers(spec) and spec.resources.device == "cpu":
+        lines.append("parallel.recompute offload copies, and spares nothing: CPUs have host memory")
     if parallel.zero.level > 0 and spec.layout.dp == 1:
         lines.append(f"parallel.zero.level {parallel.zero.level} has one replica, nothing to share")
     return lines
@@ -224,16 +228,15 @@ def _rank_row(rank: RankMemory) -> tuple[str, ...]:
     )
 
 
-def _host_lines(spec: JobSpec) -> list[tuple[str, str]]:
+def _host_lines(spec: JobSpec, found: Plan) -> list[tuple[str, str]]:
     from checkpoint.sizing import node_host_memory_bytes
 
-    return [
-        (
-            "host memory",
-            f"{size(node_host_memory_bytes(spec))} of tmpfs on a node of {spec.workers_per_node} "
-            "rank(s), for checkpoints",
-        )
-    ]
+    ranks = f"on a node of {spec.workers_per_node} rank(s)"
+    lines = [f"{size(node_host_memory_bytes(spec))} of tmpfs {ranks}, for checkpoints"]
+    kept = max(rank.host_activations_bytes for rank in found.ranks)
+    if kept:
+        lines.append(f"{size(spec.workers_per_node * kept)} {ranks}, for inputs of blocks")
+    return [("host memory", line) for line in lines]
 
 
 def _projection_lines(spec: JobSpec, projected: Projected) -> list[tuple[str, str]]:

@@ -75,7 +75,7 @@ class Endpoints:
     device: str
     """Empty: it has no device authorization."""
     revocation: str = ""
-    """Empty: it takes no token back."""
+    """Empty: it takes no token back, or over an open line only: no login fails for that."""
     scopes: tuple[str, ...] = ()
     secret_in_form: bool = False
     """Whether it takes a client's secret in the form; else in the header."""
@@ -162,10 +162,11 @@ def endpoints_in(document: object, issuer: str) -> Endpoints:
         )
     methods = document.get("token_endpoint_auth_methods_supported")
     scopes = document.get("scopes_supported")
+    revocation = str(document.get("revocation_endpoint", ""))
     return Endpoints(
         token=_endpoint(document, "token_endpoint", where, is_needed=True),
         device=_endpoint(document, "device_authorization_endpoint", where, is_needed=False),
-        revocation=_endpoint(document, "revocation_endpoint", where, is_needed=False),
+        revocation=revocation if is_safe_for(revocation, issuer) else "",
         scopes=tuple(str(each) for each in scopes) if isinstance(scopes, list) else (),
         secret_in_form=isinstance(methods, list) and "client_secret_post" in methods,
     )

@@ -30,6 +30,7 @@ def plan_input(spec: JobSpec, *, on_gpu: bool = False) -> PlanInput:
             reduces_each=(zero.reduce_after or by_default) == "micro_batch",
         ),
         recompute=recompute_modes(spec),
+        offloaded=offloaded_layers(spec),
         micro_batch=parallel.micro_batch,
         global_batch=spec.data.global_batch,
         in_ring=parallel.context == "ring",
@@ -40,7 +41,16 @@ def plan_input(spec: JobSpec, *, on_gpu: bool = False) -> PlanInput:
 
 
 def recompute_modes(spec: JobSpec) -> tuple[str, ...]:
-    """What the backward pass computes again, by layer."""
+    """What the backward pass computes again, by layer: none, selective or full."""
+    return tuple("full" if mode == "offload" else mode for mode in _modes(spec))
+
+
+def offloaded_layers(spec: JobSpec) -> frozenset[int]:
+    """Layers whose inputs are in host memory between their passes."""
+    return frozenset(layer for layer, mode in enumerate(_modes(spec)) if mode == "offload")
+
+
+def _modes(spec: JobSpec) -> tuple[str, ...]:
     modes = spec.parallel.recompute
     return (modes,) * spec.model.layers if isinstance(modes, str) else modes
 

@@ -15,7 +15,7 @@ from outlast.layout import Layout, folds
 from outlast.sizing.partition import ModelPart, stage_parts
 
 # What decides the cost of a layer besides the model: recompute, window, rotation, experts.
-_Kind: TypeAlias = tuple[str, int | None, bool, bool]
+_Kind: TypeAlias = tuple[str, bool, int | None, bool, bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,9 @@ class PlanInput:
     layer_split: tuple[int, ...] | None = None
     zero: ZeroFacts = ZeroFacts()
     recompute: tuple[str, ...]
-    """Mode of every layer."""
+    """Mode of every layer; of one that offloads what it keeps, too, that it is `full`."""
+    offloaded: frozenset[int] = frozenset()
+    """Layers that keep their inputs in host memory."""
     micro_batch: int
     global_batch: int
     in_ring: bool = False
@@ -288,7 +290,13 @@ def alike_stages(facts: PlanInput) -> dict[int, int]:
 def _kind(facts: PlanInput, layer: int) -> _Kind:
     model = facts.model
     has_experts = model.shape.experts_of(layer) is not None
-    return facts.recompute[layer], model.shape.window_of(layer), model.rotates(layer), has_experts
+    return (
+        facts.recompute[layer],
+        layer in facts.offloaded,
+        model.shape.window_of(layer),
+        model.rotates(layer),
+        has_experts,
+    )
 
 
 def layers_of(parts: Iterable[ModelPart]) -> list[int]:

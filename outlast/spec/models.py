@@ -43,7 +43,7 @@ class ZeroSpec(Section):
     )
 
 
-RecomputeMode = Literal["none", "selective", "full"]
+RecomputeMode = Literal["none", "selective", "full", "offload"]
 
 
 class ParallelSpec(Section):
@@ -97,7 +97,8 @@ class ParallelSpec(Section):
     recompute: RecomputeMode | tuple[RecomputeMode, ...] = Field(
         "none",
         description="What the backward pass computes again instead of keeping it. selective: the "
-        "attention core. full: the whole block. A list says it for every layer.",
+        "attention core. full: the whole block. offload: the same, and what it keeps, the block's "
+        "input, is in host memory meanwhile. A list says it for every layer.",
     )
     micro_batch: int = Field(1, ge=1, description="Sequences in one micro-batch.")
     schedule: Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"] = Field(

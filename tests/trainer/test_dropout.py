@@ -42,7 +42,7 @@ def test_every_place_and_micro_batch_has_a_mask_of_its_own(ranks: RankPool) -> N
     assert len(set(masks.values())) == len(masks)
 
 
-@pytest.mark.parametrize("mode", ["selective", "full"])
+@pytest.mark.parametrize("mode", ["selective", "full", "offload"])
 @pytest.mark.parametrize(
     ("world_size", "case"),
     [

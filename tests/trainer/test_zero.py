@@ -68,9 +68,10 @@ def test_every_level_trains_as_the_dense_model(ranks: RankPool, name: str) -> No
     [
         ("pp2-dp2", {"virtual_stages": 2}),
         ("dp2", {"recompute": "full"}),
+        ("pp2-dp2", {"recompute": "offload"}),
         ("tp2-dp2-sp", {"recompute": "selective", "block": "parallel"}),
     ],
-    ids=["virtual-stages", "full-recompute", "parallel-block"],
+    ids=["virtual-stages", "full-recompute", "offload", "parallel-block"],
 )
 def test_levels_agree_whatever_a_chunk_does(
     ranks: RankPool, name: str, change: dict[str, Any]

@@ -75,6 +75,7 @@ def test_every_zero_level_trains_as_1f1b_does(ranks: RankPool, tied: bool) -> No
         ZeroCase(dtype="fp64", level=3),
         ZeroCase(dtype="fp64", level=3, reshard="micro_batch"),
         ZeroCase(dtype="fp64", level=3, reshard="micro_batch", recompute="full"),
+        ZeroCase(dtype="fp64", level=3, reshard="micro_batch", recompute="offload"),
     )
     folded = tuple(replace(each, virtual_stages=2) for each in levels)
     expected = ranks.run(train_cases, 4, plain, levels[:1], 3)[0][0]["curve"]

@@ -147,13 +147,13 @@ MESSAGES: list[tuple[dict[str, Any], str, str]] = [
     (
         {"parallel": {"recompute": "fulll"}},
         "parallel.recompute",
-        "is 'fulll'; allowed: none, selective or full, or a list of none, selective or full "
-        "(did you mean full?)",
+        "is 'fulll'; allowed: none, selective, full or offload, or a list of none, selective, full "
+        "or offload (did you mean full?)",
     ),
     (
         {"parallel": {"recompute": ["full", "x"]}},
         "parallel.recompute[1]",
-        "is 'x'; allowed: none, selective or full",
+        "is 'x'; allowed: none, selective, full or offload",
     ),
     (
         {"model": {"window": "wide"}},

@@ -124,7 +124,7 @@ def block_bytes(facts: PlanInput, layer: int, mode: str | None = None) -> int:
     mode = mode or facts.recompute[layer]
     model, size, stream = facts.model, facts.sizes.weight, facts.stream_values
     if mode == "full":
-        return stream * size
+        return 0 if layer in facts.offloaded else stream * size
     # A parallel block has one input to both of its norms.
     inputs = 1 if model.parallel_block else 2
     if model.norms_after:
@@ -144,6 +144,12 @@ def block_bytes(facts: PlanInput, layer: int, mode: str | None = None) -> int:
         # The mask of each sum that goes into the stream.
         values += stream * (1 if model.parallel_block else 2)
     return values * size + statistics * _STATISTIC_BYTES + _routing_bytes(facts, layer)
+
+
+def offloaded_bytes(facts: PlanInput, stage: int) -> int:
+    """Inputs of blocks in host memory, of all micro-batches in flight on a rank of `stage`."""
+    layers = [sum(layer in facts.offloaded for layer in part.layers) for part in facts.parts(stage)]
+    return peak_in_flight(facts, stage) * max(layers) * facts.stream_values * facts.sizes.weight
 
 
 def loss_bytes(facts: PlanInput) -> int:

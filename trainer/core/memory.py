@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from outlast.sizing.parameters import PlanInput, Units, layer_kinds, stage_units
 from outlast.sizing.slots import host_slot_bytes, saved_bytes
-from trainer.core.activations import activation_bytes, block_bytes, loss_bytes
+from trainer.core.activations import activation_bytes, block_bytes, loss_bytes, offloaded_bytes
 from trainer.core.buffers import receive_buffers
 from trainer.core.traffic import message_bytes
 
@@ -45,6 +45,8 @@ class RankMemory:
     """What is enough tmpfs for those slots, with all that is in them besides state."""
     host_slot_bytes: int
     """The same for one slot: where nodes keep copies for each other there are more."""
+    host_activations_bytes: int
+    """Pinned memory of the host for what blocks keep with `parallel.recompute: offload`."""
 
     @property
     def device_bytes(self) -> int:
@@ -77,6 +79,7 @@ def rank_memory(facts: PlanInput, stage: int) -> RankMemory:
         host_slots_bytes=NUM_HOST_SLOTS * saved_bytes(facts, stage),
         host_memory_bytes=NUM_HOST_SLOTS * slot_bytes,
         host_slot_bytes=slot_bytes,
+        host_activations_bytes=offloaded_bytes(facts, stage),
     )
 
 
@@ -147,6 +150,7 @@ def _working_bytes(facts: PlanInput, stage: int, units: Units, activations: int)
         + reduced
         + block_bytes(facts, layer, "none")
         - block_bytes(facts, layer)
+        + (_coming_bytes(facts) if layer in facts.offloaded else 0)
         for layer in layer_kinds(facts, parts)
     ]
     if any(part.is_last for part in parts):
@@ -156,6 +160,11 @@ def _working_bytes(facts: PlanInput, stage: int, units: Units, activations: int)
     directions = _directions(facts, units)
     needs.append(directions * facts.sizes.moment - activations)
     return max(needs)
+
+
+def _coming_bytes(facts: PlanInput) -> int:
+    """`trainer.model.offload`: what the next block keeps comes while this one is computed."""
+    return facts.stream_values * facts.sizes.weight
 
 
 def _directions(facts: PlanInput, units: Units) -> int:

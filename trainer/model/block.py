@@ -60,8 +60,10 @@ class Block(Layer, ABC):
         `key` None: nothing is dropped.
         """
         run = partial(self.run, key=key, documents=documents)
-        recomputed = self.config.recompute_of(self._layer) == "full"
-        return recompute_all(run, x_SBD) if recomputed else run(x_SBD)
+        mode = self.config.recompute_of(self._layer)
+        if mode not in ("full", "offload"):
+            return run(x_SBD)
+        return recompute_all(run, x_SBD, offload=mode == "offload")
 
     @abstractmethod
     def run(

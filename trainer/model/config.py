@@ -15,7 +15,7 @@ import torch
 
 from trainer.parallel.overlap import MIN_PIECE_BYTES
 
-RecomputeMode = Literal["none", "selective", "full"]
+RecomputeMode = Literal["none", "selective", "full", "offload"]
 Gate = Literal["swiglu", "geglu", "geglu_tanh"]
 Plain = Literal["gelu", "gelu_tanh", "relu", "relu2"]
 
