@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from outlast.detectors import DetectorsSpec
 from outlast.layout import Layout, folds
@@ -113,6 +113,12 @@ class ParallelSpec(Section):
         description="Schedule 1f1b: micro-batches that stages go further ahead of the last one. "
         "Hides a slow link between stages, and keeps the activations of as many more.",
     )
+
+    @field_validator("zero", mode="before")
+    @classmethod
+    def _only_its_level(cls, zero: object) -> object:
+        """Version 0.1.0 had a number here; its jobs go on, and its controllers give it."""
+        return {"level": zero} if type(zero) is int else zero
 
     @property
     def folds(self) -> bool:

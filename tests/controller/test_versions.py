@@ -13,12 +13,16 @@ import pytest
 
 from checkpoint.storage.storage import Storage
 from controller import archive
+from controller.agent.workers.launch import read_spec
 from controller.core.changes import JobPut, fold
 from controller.core.codec import decode_change
 from controller.store import database as database_module
 from controller.store.backend import DatabaseError
 from controller.store.database import Database
 from controller.store.journal import UnreadableJournalError
+from outlast.client import Client
+from outlast.spec.models import ZeroSpec
+from tests.controller.processes import controller
 from tests.controller.test_journal import opened
 
 OLDER_JOURNALS = Path(__file__).parent / "core" / "journals"
@@ -50,6 +54,27 @@ def test_journal_of_an_older_version_is_read_and_is_of_this_one_then(
         journal.append([JobPut(job=replace(job, reason="after"), before=job)])
         assert journal.load().jobs[job.job_id].reason == "after"
     assert _version(tmp_path / "j") == 2
+
+
+def test_a_job_that_0_1_0_left_running_goes_on_under_this_controller(tmp_path: Path) -> None:
+    rows = (OLDER_JOURNALS / "left_by_0_1_0.jsonl").read_text().splitlines()
+    state_dir = tmp_path / "state"
+    state_dir.mkdir()
+    _write_rows(state_dir / "journal.sqlite", rows, schema_version=1)
+    with controller(state_dir) as process, Client(process.grpc) as client:
+        assert [(job.job_id, job.state) for job in client.list()] == [("tiny-00000", "RUNNING")]
+        assert {node.node_id: node.state for node in client.nodes()} == {
+            "n1": "ASSIGNED",
+            "n2": "ASSIGNED",
+        }
+
+
+def test_agents_take_the_spec_that_a_controller_of_0_1_0_orders() -> None:
+    *_, row = (OLDER_JOURNALS / "left_by_0_1_0.jsonl").read_text().splitlines()
+    spec_json = json.loads(row)["job"]["spec_json"]
+    assert json.loads(spec_json)["parallel"]["zero"] == 0
+    spec = read_spec(spec_json)
+    assert (spec.name, spec.steps, spec.parallel.zero) == ("tiny", 40000, ZeroSpec(level=0))
 
 
 def test_a_row_that_is_not_known_is_named_and_nothing_is_guessed(tmp_path: Path) -> None:
