@@ -11,8 +11,10 @@ from controller.agent.core.inputs import Command
 from controller.agent.core.ledger import CommandKind, Result
 from outlast.v1 import agents_pb2, diagnostics_pb2
 
-# The first message of a session; the controller takes no more.
-MAX_HELLO_BYTES = 4_096
+# The first message of a session; the controller takes no more. Controllers of 0.1.0 know no
+# inventory, and agents of 0.1.0 send none: the ends of 16 workers fit, each with a traceback and
+# 8 KiB of output.
+MAX_HELLO_BYTES = 2**18
 
 _KINDS = {
     "start_workers": CommandKind.START,

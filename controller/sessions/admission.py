@@ -1,7 +1,7 @@
 """Who is let in at the agents' service, and how little is taken from others.
 
 Before any message is read an agent must have shown the join token, where one is asked for.
-Then it has two seconds for a hello of at most 4 KiB; a node that has more to say of its workers
+Then it has two seconds for a hello of at most 256 KiB; a node that has more to say of its workers
 announces that, and it is read from those who said a valid hello only. gRPC's own limit of a
 message's size is one for the whole server, so messages of this service come as bytes and are
 measured here before they are parsed.
@@ -22,6 +22,7 @@ from controller import join_token
 from controller.access.audit import Audit, Entry
 from controller.access.gate import current_caller
 from controller.access.roles import NODE
+from controller.agent.wire import MAX_HELLO_BYTES
 from controller.grpc_errors import Context, abort
 from controller.ratelimit import RateLimitedLog
 from controller.sessions.agents import AgentsService
@@ -30,8 +31,6 @@ from outlast.v1 import agents_pb2
 
 logger = logging.getLogger(__name__)
 
-# Names, addresses and what the node has come to 3 KiB where each is as long as it may be.
-MAX_HELLO_BYTES = 4_096
 SERVICE, METHOD = "outlast.v1.Agents", "Session"
 
 
@@ -101,6 +100,13 @@ class Admission:
         is_first = True
         async for data in messages:
             if is_first and len(data) > MAX_HELLO_BYTES:
+                peer = context.peer()
+                self._log.warning(
+                    ("size", peer.rpartition(":")[0]),
+                    "agent refused: its first message has %d bytes: peer=%s",
+                    len(data),
+                    peer,
+                )
                 await abort(
                     context,
                     grpc.StatusCode.RESOURCE_EXHAUSTED,

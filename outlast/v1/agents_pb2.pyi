@@ -92,7 +92,7 @@ global___ControllerMessage = ControllerMessage
 
 @typing.final
 class Hello(google.protobuf.message.Message):
-    """The first message of a session: who the agent is and what is true on its node. It has 4 KiB at
+    """The first message of a session: who the agent is and what is true on its node. It has 256 KiB at
     most and comes within 2 s.
     """
 

@@ -20,8 +20,8 @@ from controller.agent.config import AgentConfig
 from controller.agent.core.buffer import EventBuffer
 from controller.agent.core.line import Line
 from controller.agent.session import NotAdmittedError, Session, SessionEvents
+from controller.agent.wire import MAX_HELLO_BYTES
 from controller.options import Options
-from controller.sessions.admission import MAX_HELLO_BYTES
 from controller.sessions.agents import HELLO_TIMEOUT_S
 from controller.sessions.listening import within
 from outlast.channel import HEADER, bearer
@@ -160,16 +160,33 @@ def test_token_that_is_replaced_counts_from_the_next_session_on(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("size_bytes", [MAX_HELLO_BYTES + 1, 2**20])
-def test_first_message_of_more_than_4_kib_is_refused(tmp_path: Path, size_bytes: int) -> None:
+def test_first_message_of_more_than_256_kib_is_refused(tmp_path: Path, size_bytes: int) -> None:
     async def scenario() -> None:
         async with controller(tmp_path) as place:
             found = await answer_of(place, hello(version="x" * size_bytes))
             assert found.startswith("RESOURCE_EXHAUSTED: the first message has")
-            assert "allowed: 4096" in found
+            assert "allowed: 262144" in found
             fitting = hello(version="")
             fitting.hello.version = "x" * (MAX_HELLO_BYTES - fitting.ByteSize() - 6)
             assert MAX_HELLO_BYTES - 8 < fitting.ByteSize() <= MAX_HELLO_BYTES
             assert await answer_of(place, fitting) == "welcome"
+
+    asyncio.run(scenario())
+
+
+def test_ends_of_workers_in_a_hello_are_taken_as_agents_of_0_1_0_send_them(
+    tmp_path: Path,
+) -> None:
+    """That release knew no inventory: its nodes would be lost until their agents start anew."""
+    first = hello(version="0.1.0")
+    for rank in range(16):
+        ended = agents_pb2.WorkerStatus(job_id="gone", attempt=1, rank=rank)
+        ended.exit.traceback, ended.exit.stderr_tail = "t" * 4096, "e" * 8192
+        first.hello.worker_statuses.append(ended)
+
+    async def scenario() -> None:
+        async with controller(tmp_path) as place:
+            assert await answer_of(place, first) == "welcome"
 
     asyncio.run(scenario())
 
