@@ -20,6 +20,7 @@ from controller.core.orders import (
 )
 from controller.ranknodes import MOST_PLAIN_RANKS, pack
 from outlast.chosen import ChosenStart
+from outlast.spec.older import for_agents
 from outlast.v1 import agents_pb2, common_pb2
 
 
@@ -97,7 +98,7 @@ def chosen_messages(chosen: Iterable[ChosenStart]) -> list[common_pb2.ChosenStar
 def _start_message(start: NodeStart, packed_nodes: bytes) -> agents_pb2.StartWorkers:
     attempt = start.attempt
     return agents_pb2.StartWorkers(
-        spec_json=attempt.spec_json,
+        spec_json=for_agents(attempt.spec_json),
         ranks=start.ranks,
         world_size=attempt.world_size,
         rendezvous_host=attempt.rendezvous_host,
