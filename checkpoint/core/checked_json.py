@@ -81,6 +81,9 @@ class Fields:
             raise RecordError(f"a {type(value).__name__} where an object belongs")
         self._fields: dict[str, object] = value
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._fields
+
     def integer(self, name: str) -> int:
         """A whole number that is not negative."""
         return _count(name, self._get(name))

@@ -19,7 +19,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from checkpoint.core.checked_json import Fields, checked, decode_checked, encode_checked, sha256
+from checkpoint.core.checked_json import (
+    Fields,
+    RecordError,
+    checked,
+    decode_checked,
+    encode_checked,
+    sha256,
+)
 
 # A cache line: wide enough for every dtype and for vector copies. torch aligns the raw
 # bytes in its files alike.
@@ -209,6 +216,9 @@ def tensors_out(tensors: Iterable[ShardTensor]) -> list[object]:
 
 def tensors_in(fields: Fields) -> tuple[ShardTensor, ...]:
     """The shards of a record, which may contradict themselves: ValueError then."""
+    shards = fields.inners("tensors")
+    if any("frame_offset" not in shard for shard in shards):
+        raise RecordError("saved by Outlast 0.1.0, whose checkpoints this version does not read")
     return tuple(
         ShardTensor(
             name=tensor.text("name"),
@@ -221,7 +231,7 @@ def tensors_in(fields: Fields) -> tuple[ShardTensor, ...]:
             frame_offset=tensor.integer("frame_offset"),
             frame_nbytes=tensor.integer("frame_nbytes"),
         )
-        for tensor in fields.inners("tensors")
+        for tensor in shards
     )
 
 

@@ -152,6 +152,21 @@ def test_newer_major_format_is_refused_by_name() -> None:
         CommitRecord.from_json(raw)
 
 
+def test_checkpoint_of_0_1_0_is_refused_by_name() -> None:
+    tensor = {
+        "byte_offset": 0,
+        "dtype": "float32",
+        "global_shape": [256, 32],
+        "name": "model.embedding",
+        "nbytes": 32768,
+        "offsets": [0, 0],
+        "shape": [256, 32],
+    }
+    raw = encode_checked({"num_owned": 1, "rank": 0, "tensors": [tensor], "world_size": 1})
+    with pytest.raises(RecordError, match=r"saved by Outlast 0\.1\.0, whose checkpoints"):
+        ShardTable.from_json(raw)
+
+
 def test_unknown_field_of_a_newer_minor_is_ignored() -> None:
     fields = {
         "attempt": 2,
