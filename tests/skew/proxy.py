@@ -1,9 +1,8 @@
 """A gRPC proxy between agents and a controller, through which one side is of the previous release.
 
-What that side sends is read by the protos of 0.1.0 and written again without what they do not have;
-methods that came later are not there. It says no more than a program of that release, and of what
-it hears only what that release understood should count: the side that is not filtered must do with
-that.
+What that side sends is read by the protos of 0.1.0 and written again without what they do not have:
+the other side hears no more than from a program of that release, and must do with that. Methods
+that came later are not there.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ _OPTIONS = (
 def _handlers(
     channel: grpc.aio.Channel, skew: Skew, passed: Passed
 ) -> Iterator[grpc.GenericRpcHandler[bytes, bytes]]:
-    """One for each service of the previous release; what it had not is answered UNIMPLEMENTED."""
+    """One for each service of the previous release; what it did not have is UNIMPLEMENTED."""
     services: dict[str, dict[str, grpc.RpcMethodHandler[bytes, bytes]]] = {}
     for path, method in methods().items():
         _, service, name = path.split("/")
