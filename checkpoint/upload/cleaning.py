@@ -12,6 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Collection
+from dataclasses import replace
 
 from checkpoint.core import names
 from checkpoint.core.checked_json import RecordError
@@ -55,7 +56,7 @@ class Cleaner:
         self._chosen = chosen
         self._policy = policy
         self._grace_s = grace_s
-        # Records never change, so each is read once.
+        # By step, newest first. Records never change, so each is read once.
         self._known: dict[int, CommittedStep] = {}
         # By the store's clock, and by ours, at the last look.
         self._looked_s: tuple[float, float] | None = None
@@ -76,6 +77,16 @@ class Cleaner:
         storage = self._storage
         now_s = self._now_s()
         reach(CrashPoint.CLEANING)
+        self._read_new()
+        over, is_choosing = self._over(waiting)
+        for step in over:
+            # Its upload was under way when a person chose to go on elsewhere. It would count as
+            # one of the newest, and keep this step from being committed anew.
+            logger.info("given-up checkpoint set aside: step %d", step)
+            storage.quarantine_step(step)
+            del self._known[step]
+        # What a person can still choose stays, and what was chosen may be the oldest.
+        deletes = deletes and not is_choosing
         committed = self._committed(now_s)
         busy = {*waiting, *quarantined(storage)}
         plan = plan_cleanup(committed, attempt_folders(storage), self._policy, busy=busy)
@@ -120,32 +131,35 @@ class Cleaner:
             self._storage.delete_folder(name)
             reach(CrashPoint.REMAINS_DELETED)
 
+    def _read_new(self) -> None:
+        """Know the records of all that is committed, and of nothing else."""
+        steps = self._storage.committed_steps()
+        self._known = {
+            step: known
+            if (known := self._known.get(step)) and known.attempt is not None
+            else self._read(step)
+            for step in steps
+        }
+
+    def _over(self, waiting: Collection[tuple[int, int]]) -> tuple[list[int], bool]:
+        """Steps that are given up; and whether a choice may still fail, which gives up nothing.
+
+        An attempt that has made a state has loaded what was chosen before it.
+        """
+        known = {step: one.attempt for step, one in self._known.items() if one.attempt is not None}
+        newest = max([*known.values(), *(attempt for _, attempt in waiting)], default=0)
+        in_force = [each for each in self._chosen if newest > each.attempt]
+        over = [step for step, attempt in known.items() if is_given_up(in_force, step, attempt)]
+        return over, len(in_force) < len(self._chosen)
+
     def _committed(self, now_s: float) -> list[CommittedStep]:
         """What exists, newest first."""
         pinned = pinned_steps(self._storage)
         leased = leased_steps(self._storage, now_s=now_s)
-        found = []
-        for step in self._storage.committed_steps():
-            known = self._known.get(step) or self._read(step)
-            if known.attempt is not None:
-                self._known[step] = known
-                if is_given_up(self._chosen, step, known.attempt):
-                    # Its upload was under way when a person chose to go on elsewhere. It would
-                    # count as one of the newest, and keep this step from being committed anew.
-                    logger.info("given-up checkpoint set aside: step %d", step)
-                    self._storage.quarantine_step(step)
-                    del self._known[step]
-                    continue
-            found.append(
-                CommittedStep(
-                    step=step,
-                    attempt=known.attempt,
-                    metric=known.metric,
-                    is_pinned=step in pinned,
-                    is_read=step in leased,
-                )
-            )
-        return found
+        return [
+            replace(known, is_pinned=step in pinned, is_read=step in leased)
+            for step, known in self._known.items()
+        ]
 
     def _read(self, step: int) -> CommittedStep:
         try:

@@ -224,7 +224,21 @@ def test_a_checkpoint_of_a_history_that_is_over_is_set_aside(url: str, tmp_path:
         grace_s=GRACE_S,
         chosen=(ChosenStart(step=2, attempt=1),),
     )
+    # What was chosen is not loaded yet, and a person may have to choose again.
     cleaner.clean(waiting=())
+    assert storage.committed_steps() == [3, 2, 1]
+    # The next attempt has made a state.
+    cleaner.clean(waiting=[(3, 2)])
     assert storage.committed_steps() == [2]
     assert [entry.name for entry in storage.entries("quarantine")] == ["00000003.1.json"]
     assert storage.entries("step-00000003.1"), "its bytes are kept"
+
+
+def test_a_choice_from_which_nothing_came_gives_up_nothing(url: str, tmp_path: Path) -> None:
+    """A person chose again: only the second choice was loaded, and trained from."""
+    commit_steps(url, tmp_path / "memory", [1, 2, 3])
+    storage = Storage(url)
+    again = (ChosenStart(step=3, attempt=2),)
+    cleaner = Cleaner(storage, RetentionPolicy(keep=3), grace_s=GRACE_S, chosen=again)
+    cleaner.clean(waiting=[(4, 3)])
+    assert storage.committed_steps() == [3, 2, 1]
