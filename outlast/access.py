@@ -43,7 +43,8 @@ class AccessError(FatalError):
 
 
 class LoginsBusyError(RetryableError):
-    """Another command has had the file of logins, or a session of it, locked for too long."""
+    """Another command has had the file of logins, a session of it, or one of tokens, locked for
+    too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,8 @@ class Access:
     token: str = ""
     session: Session | None = None
     """What renews the token, where an issuer gave it."""
+    token_file: str = ""
+    """From where the token was read, and is read again: somebody else may renew it there."""
 
     def __post_init__(self) -> None:
         if bool(self.certificate) != bool(self.key):
@@ -93,7 +96,8 @@ def of(address: str, environment: Mapping[str, str] | None = None) -> Access:
     if path := given.get("OUTLAST_CA"):
         found = replace(found, ca=read_text(Path(path)))
     if path := given.get("OUTLAST_TOKEN_FILE"):
-        found = replace(found, token=read_text(Path(path)).strip(), session=None)
+        token = read_text(Path(path)).strip()
+        found = replace(found, token=token, session=None, token_file=path)
     return found
 
 
@@ -138,7 +142,7 @@ def noted_in(state_dir: Path) -> Login | None:
     # The file knows whether it encrypts: a login at its address may be of another controller.
     access = of(address)
     if not ca:
-        return Login(address=address, access=Access(token=access.token, session=access.session))
+        return Login(address=address, access=replace(access, ca="", certificate="", key=""))
     return Login(address=address, access=replace(access, ca=ca))
 
 
@@ -174,7 +178,7 @@ def change_logins(path: Path, change: Callable[[Logins], Logins]) -> Logins:
         AccessError: it cannot be read, written or locked.
         LoginsBusyError: another command does not end.
     """
-    with _locked(path.with_name(f"{path.name}.lock")):
+    with locked(path.with_name(f"{path.name}.lock")):
         before = read_logins(path)
         after = change(before)
         if after != before:
@@ -195,7 +199,7 @@ def renewing(path: Path, session_id: str) -> Iterator[None]:
         AccessError: it cannot be locked.
         LoginsBusyError: another command does not end.
     """
-    with _locked(_session_lock(path, session_id)):
+    with locked(_session_lock(path, session_id)):
         yield
 
 
@@ -241,8 +245,13 @@ def read_text(path: Path) -> str:
 
 
 @contextmanager
-def _locked(lock: Path) -> Iterator[None]:
-    """Alone with a file that is there for nothing else."""
+def locked(lock: Path) -> Iterator[None]:
+    """Alone with a file that is there for nothing else.
+
+    Raises:
+        AccessError: it cannot be locked.
+        LoginsBusyError: another command does not end.
+    """
     try:
         lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = private.open_to_append(lock)
@@ -265,8 +274,8 @@ def _is_taken(file: int, lock: Path) -> bool:
     except OSError as error:
         # Some network file systems have no locks.
         raise AccessError(
-            f"{lock} cannot be locked: {error.strerror or error}; set XDG_CONFIG_HOME to a folder "
-            "on a file system with locks"
+            f"{lock} cannot be locked: {error.strerror or error}; have it in a folder on a file "
+            "system with locks (logins: XDG_CONFIG_HOME)"
         ) from error
     return True
 

@@ -6,14 +6,18 @@ import ipaddress
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
 
-from outlast.access import Access, AccessError
+from outlast.access import Access, AccessError, read_text
 from outlast.addresses import addresses_of
+from outlast.errors import OutlastError
 from outlast.oidc.renewal import fresh
 
 # How a token travels, that of a caller and that of a node.
@@ -23,6 +27,8 @@ _Options = Sequence[tuple[str, Any]]
 # In which one of several controllers takes a connection; none that waits for another one does.
 _READY_S = 2.0
 _DECIDED = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
+# While a stream is open, between two looks at its token, which is renewed 10 s before its end.
+_LOOK_S = 3.0
 _FOR_CLIENTS: _Options = (
     ("grpc.max_receive_message_length", 256 * 2**20),
     # Errors travel in what gRPC calls metadata, and a bad spec may have many.
@@ -37,19 +43,22 @@ def bearer(token: str) -> str:
     return f"{SCHEME}{token}"
 
 
-def open_channel(address: str, access: Access) -> grpc.Channel:
+def open_channel(address: str, access: Access, bearer: Bearer | None = None) -> grpc.Channel:
     """A channel for the calls of clients, which block; of several addresses, to one that answers.
+
+    `bearer` has what `access` has, and shows the token; one of its own unless given.
 
     Raises:
         AccessError: the token would travel in clear text through a network.
     """
     *others, last = addresses_of(address)
+    shows = bearer or Bearer(access)
     for each in others:
         channel = _open(each, access)
         if _is_answered(channel):
-            return _with_token(channel, access)
+            return _with_token(channel, shows)
         channel.close()
-    return _with_token(_open(last, access), access)
+    return _with_token(_open(last, access), shows)
 
 
 def _is_answered(channel: grpc.Channel) -> bool:
@@ -89,8 +98,8 @@ def _open(address: str, access: Access) -> grpc.Channel:
     return grpc.secure_channel(address, _credentials(access), options=_FOR_CLIENTS)
 
 
-def _with_token(channel: grpc.Channel, access: Access) -> grpc.Channel:
-    return grpc.intercept_channel(channel, _Bearer(access)) if access.token else channel
+def _with_token(channel: grpc.Channel, bearer: Bearer) -> grpc.Channel:
+    return grpc.intercept_channel(channel, bearer) if bearer.has_token else channel
 
 
 def open_aio_channel(address: str, access: Access, options: _Options) -> grpc.aio.Channel:
@@ -130,7 +139,7 @@ class _Details(NamedTuple):
     compression: Any
 
 
-class _Bearer(
+class Bearer(
     grpc.UnaryUnaryClientInterceptor,  # type: ignore[type-arg]  # generic in its stubs only
     grpc.UnaryStreamClientInterceptor,  # type: ignore[type-arg]
     grpc.StreamUnaryClientInterceptor,  # type: ignore[type-arg]
@@ -141,24 +150,70 @@ class _Bearer(
         self._access = access
         self._renewing = threading.Lock()
 
+    @property
+    def has_token(self) -> bool:
+        """Whether there is anything to show."""
+        return bool(self._access.token)
+
     def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-        token = self._token()
+        token = self.token()
         call = continuation(_with_header(details, token), request)
         if self._access.session is None or call.code() is not grpc.StatusCode.UNAUTHENTICATED:
             return call
         # The controller's clock, or the issuer's, is not this one.
-        return continuation(_with_header(details, self._token(refused=token)), request)
+        return continuation(_with_header(details, self.token(refused=token)), request)
 
     def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
-        return continuation(_with_header(details, self._token()), request)
+        return continuation(_with_header(details, self.token()), request)
 
     def intercept_stream_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-        return continuation(_with_header(details, self._token()), request)
+        return continuation(_with_header(details, self.token()), request)
 
-    def _token(self, refused: str = "") -> str:
+    def token(self, refused: str = "") -> str:
+        """The one that holds now.
+
+        Raises:
+            OutlastError: it cannot be renewed.
+        """
         with self._renewing:
+            if self._access.token_file:
+                self._access = _read_again(self._access)
             self._access = fresh(self._access, refused=refused)
             return self._access.token
+
+    @contextmanager
+    def shown_again(self, show: Callable[[], object]) -> Iterator[None]:
+        """Call `show` whenever the token has been replaced meanwhile: a stream that began with it
+        goes on while a newer one of its caller is known to the controller."""
+        if self._access.session is None and not self._access.token_file:
+            yield
+            return
+        is_over = threading.Event()
+        shown = self.token()
+
+        def look() -> None:
+            nonlocal shown
+            while not is_over.wait(_LOOK_S):
+                # What is wrong with the login, the stream's end says.
+                with suppress(OutlastError):
+                    if (token := self.token()) != shown:
+                        show()
+                        shown = token
+
+        threading.Thread(target=look, name="renewal", daemon=True).start()
+        try:
+            yield
+        finally:
+            is_over.set()
+
+
+def _read_again(access: Access) -> Access:
+    """With what the file of the token has now; while it is being written, what it had before."""
+    try:
+        token = read_text(Path(access.token_file)).strip()
+    except AccessError:
+        return access
+    return replace(access, token=token) if token else access
 
 
 def _with_header(details: Any, token: str) -> _Details:

@@ -19,8 +19,7 @@ import grpc
 
 from outlast.access import Access, noted_in
 from outlast.access import of as access_of
-from outlast.channel import open_channel
-from outlast.client_errors import LoginOverError as LoginOverError
+from outlast.channel import Bearer, open_channel
 from outlast.client_errors import NotFoundError as NotFoundError
 from outlast.client_errors import RefusedError as RefusedError
 from outlast.client_errors import UnavailableError as UnavailableError
@@ -88,7 +87,8 @@ class Client:
         self.address = address or (noted.address if noted else DEFAULT_ADDRESS)
         self._longest_call_s = longest_call_s
         shown = access or (noted.access if noted else access_of(self.address))
-        self._channel = open_channel(self.address, shown)
+        self._bearer = Bearer(shown)
+        self._channel = open_channel(self.address, shown, self._bearer)
         self._access = AccessStub(self._channel)
         self._code = CodeStub(self._channel)
         self._jobs = JobsStub(self._channel)
@@ -387,7 +387,7 @@ class Client:
     ) -> Iterator[_Response]:
         call = method(request)
         try:
-            with self._translated():
+            with self._translated(), self._bearer.shown_again(self.who_am_i):
                 yield from call
         finally:
             call.cancel()  # type: ignore[no-untyped-call]  # so in its stubs

@@ -14,6 +14,7 @@ from controller.access.roles import NODE, ROLES, Caller
 from controller.ratelimit import RateLimitedLog
 from outlast.channel import SCHEME
 from outlast.errors import FatalError
+from outlast.oidc.issuer import expiry_of
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 ORGANIZATION = "outlast:"
 # What is said of a token that is none of these.
 UNKNOWN_TOKEN = "the token is not known, or has expired"
+# Callers of issuers whose newest tokens are remembered; of more, those whose tokens hold.
+_MOST_RENEWED = 10_000
 
 
 def _now() -> datetime.datetime:
@@ -46,8 +49,10 @@ class Callers:
         self.certificates = certificates
         self._now = now
         self._log = RateLimitedLog(logger)
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: tuple[int, int, int, int] | None = None
         self._known = tokens.Known()
+        # By name, until when the newest token holds that each caller of an issuer has shown.
+        self._renewed: dict[str, tuple[float, Caller]] = {}
         if tokens_file is not None:
             self._known = tokens.read(tokens_file)
             self._stamp = _stamp_of(tokens_file)
@@ -75,7 +80,16 @@ class Callers:
         found = tokens.find(token, self._known.entries, self._now().date())
         if found is not None:
             return found.caller
-        return self._issuers.by_token(token, {entry.name for entry in self._known.entries})
+        caller = self._issuers.by_token(token, {entry.name for entry in self._known.entries})
+        if caller is not None:
+            self._note_renewed(caller, expiry_of(token) or 0.0)
+        return caller
+
+    def by_newer_token(self, caller: Caller) -> Caller | None:
+        """A caller by another token of an issuer that he has shown since; None when none holds."""
+        self._refresh()
+        until_s, found = self._renewed.get(caller.name, (0.0, caller))
+        return found if until_s > self._now().timestamp() else None
 
     def by_header(self, value: str) -> Caller | None:
         """Whose token a header `authorization` brings."""
@@ -88,16 +102,26 @@ class Callers:
             return None
         return caller_of(found[0], self._now())
 
+    def _note_renewed(self, caller: Caller, until_s: float) -> None:
+        if until_s >= self._renewed.get(caller.name, (0.0, caller))[0]:
+            self._renewed[caller.name] = (until_s, caller)
+        if len(self._renewed) > _MOST_RENEWED:
+            now_s = self._now().timestamp()
+            self._renewed = {
+                name: known for name, known in self._renewed.items() if known[0] > now_s
+            }
+
     def _refresh(self) -> None:
         """Read the file anew once it has changed; what was known stays while it is wrong."""
         if self._path is None or (stamp := _stamp_of(self._path)) == self._stamp:
             return
-        # A wrong file is read once, not at each call.
+        # A wrong file is read once, not at each call; one that is let read again has another stamp.
         self._stamp = stamp
         try:
             known = tokens.read(self._path)
             if known.issuers != self._issuers.issuers:
                 self._issuers = Issuers(known.issuers, self._issuers)
+                self._renewed.clear()
             self._known = known
         except FatalError as error:
             self._log.warning(("file",), "tokens stay as they were: %s", error)
@@ -128,9 +152,9 @@ def caller_of(certificate: bytes, now: datetime.datetime) -> Caller | None:
     return Caller(name=name, role=ROLES[role]) if role in ROLES else None
 
 
-def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+def _stamp_of(path: Path) -> tuple[int, int, int, int] | None:
     try:
         found = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size

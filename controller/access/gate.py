@@ -53,6 +53,7 @@ class _Call:
 
 @dataclass(slots=True, kw_only=True)
 class _Made:
+    caller: Caller
     request: Any
     answer: Any = None
 
@@ -127,7 +128,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
                 looked_s = self._clock()
                 async for answer in answers:
                     if (now_s := self._clock()) - looked_s >= AGAIN_S:
-                        await self._check_again(call, made.request, context)
+                        await self._check_again(call, made, context)
                         looked_s = now_s
                     yield answer
 
@@ -153,7 +154,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
             request = await _read(handler, data, context)
             await self._check(call, caller, request, context)
         reset = _caller.set(caller)
-        made, outcome = _Made(request=request), grpc.StatusCode.CANCELLED.name
+        made, outcome = _Made(caller=caller, request=request), grpc.StatusCode.CANCELLED.name
         try:
             yield made
             outcome = grpc.StatusCode.OK.name
@@ -180,16 +181,21 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
             self._note(call, caller, context, request, "PERMISSION_DENIED", why)
             await abort(context, grpc.StatusCode.PERMISSION_DENIED, why, reason="NOT_ALLOWED")
 
-    async def _check_again(self, call: _Call, request: Any, context: Context) -> None:
-        """End a stream whose caller is not known any more, or may not read it any more."""
+    async def _check_again(self, call: _Call, made: _Made, context: Context) -> None:
+        """End a stream whose caller is not known any more, or may not read it any more.
+
+        Who has shown a token that replaces an issuer's, which lasts minutes, is known by that.
+        """
         if call.rule.role is None:
             return
-        found = self._found(call, context)
-        owner = self._owner_of(request.job_id) if call.rule.of_owner else None
+        found = self._found(call, context) or self._callers.by_newer_token(made.caller)
+        owner = self._owner_of(made.request.job_id) if call.rule.of_owner else None
         if found is not None and not refusal(found, call.rule, owner):
             return
         why = "who began this may not go on with it: his login is over, or has another role"
-        self._note(call, found, context, request, "UNAUTHENTICATED", why)
+        # A call that changes something is noted at its end.
+        if not call.rule.changes:
+            self._note(call, made.caller, context, made.request, "UNAUTHENTICATED", why)
         await abort(
             context, grpc.StatusCode.UNAUTHENTICATED, f"{why}; call again", reason=LOGIN_OVER
         )

@@ -14,7 +14,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import yaml
 from controller.access.issuers import NAME, NAME_ALLOWED, Issuer, issuer_of
 from controller.access.roles import ROLES, Caller, Role
 from outlast import private
+from outlast.access import AccessError, LoginsBusyError, locked
 from outlast.errors import FatalError
 
 # What a token looks like to those who search for lost ones.
@@ -98,7 +99,7 @@ def read(path: Path) -> Known:
             document = yaml.safe_load(file.read(_MAX_FILE_BYTES))
     except OSError as error:
         raise TokensError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise TokensError(f"{path} is not YAML: {error}") from error
     if not isinstance(document, list):
         raise TokensError(f"{path} has no list of tokens; `outlast tokens add` writes it")
@@ -113,6 +114,19 @@ def read(path: Path) -> Known:
     if len({entry.name for entry in entries}) < len(entries):
         raise TokensError(f"{path} has a name twice; each caller has one token")
     return Known(entries=tuple(entries), issuers=tuple(issuers))
+
+
+def change(path: Path, changed: Callable[[Known], Known]) -> None:
+    """Write the file anew with what `changed` makes of it, while no other command does.
+
+    Raises:
+        TokensError: it cannot be read, written or locked.
+    """
+    try:
+        with locked(path.with_name(f"{path.name}.lock")):
+            write(path, changed(read(path) if path.exists() else Known()))
+    except (AccessError, LoginsBusyError) as error:
+        raise TokensError(str(error)) from error
 
 
 def write(path: Path, known: Known) -> None:

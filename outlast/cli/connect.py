@@ -101,20 +101,34 @@ def controller_of(controller: str, state_dir: Path) -> Iterator[Client]:
 
 
 def connector(controller: str, state_dir: Path) -> Callable[[], Client]:
-    """Makes a client each time; looks the address up anew, since it may have changed.
+    """Makes a client each time; looks the address up anew, since it may have changed. The login is
+    the one that is in use now, whichever will be.
 
     Raises UnavailableError while no controller is noted.
     """
+    named = controller or _login_in_use(state_dir)
 
     def connect() -> Client:
         from outlast.client import UnavailableError
 
         try:
-            return find_controller(controller, state_dir).client()
+            return find_controller(named, state_dir).client()
         except CliError as error:
             raise UnavailableError(str(error)) from error
 
     return connect
+
+
+def _login_in_use(state_dir: Path) -> str:
+    """The name of the login that commands mean now; "" where they mean none."""
+    from outlast.access import AccessError, logins_file, read_logins
+
+    if state_dir.expanduser() != DEFAULT_STATE_DIR.expanduser():
+        return ""
+    try:
+        return read_logins(logins_file()).current
+    except AccessError:
+        return ""
 
 
 def where_nodes_are(controller: str, state_dir: Path) -> Nodes:

@@ -130,7 +130,7 @@ def _progress(
     client: Client, run_id: str
 ) -> Iterator[tuple[WatchDiagnosticsResponse, Sequence[Finding]]]:
     """What a run says, each with the findings that are new; over the end of a renewed login."""
-    from outlast.client import LoginOverError
+    from outlast.client_errors import LoginOverError
 
     num_told = 0
     while True:

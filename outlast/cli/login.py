@@ -114,7 +114,7 @@ def login(
     )
     if token_file is not None and wanted.is_any:
         raise CliError("give --token-file, or the --oidc options for a token of an issuer")
-    with _explained():
+    with _explained(in_clear=ca is None and tls_dir is None):
         known = _known()
         before = known.by_name.get(address)
         access = _given_access(ca, tls_dir, before)
@@ -323,14 +323,16 @@ def _known() -> Logins:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _explained(*, in_clear: bool = False) -> Iterator[None]:
     from outlast.client import UnavailableError
     from outlast.errors import OutlastError
 
     try:
         yield
     except UnavailableError as error:
-        raise CliError(str(error), ExitCode.NO_CONTROLLER) from error
+        # A login of before may have had the certificate.
+        hint = "; one that encrypts needs --ca" if in_clear else ""
+        raise CliError(f"{error}{hint}", ExitCode.NO_CONTROLLER) from error
     except OutlastError as error:
         raise CliError(str(error)) from error
 

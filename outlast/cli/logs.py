@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -92,15 +91,16 @@ def logs(
             _check_pattern(grep)
     with controller_of(controller, state_dir) as client:
         found = find_job(client, job)
-        read = partial(
-            client.logs,
+        chunks = client.logs(
             found.job_id,
             rank=None if rank < 0 else rank,
             follow=follow,
+            tail_bytes=tail_bytes,
+            attempt=which,
             timestamps=timestamps or json,
+            since_s=since_s,
             grep=grep,
         )
-        chunks = _read(read, attempt=which, tail_bytes=tail_bytes, since_s=since_s)
         show = _printer(found.job_id, json=json, follow=follow, is_full=which < 0)
         num_chunks, missing = _print_logs(chunks, show, follow=follow, json=json)
     if not num_chunks and not json:
@@ -109,21 +109,6 @@ def logs(
         output.print_message(message)
     if missing:
         raise typer.Exit(ExitCode.JOB_FAILED)
-
-
-def _read(
-    read: Callable[..., Iterator[LogsResponse]], *, attempt: int, tail_bytes: int, since_s: float
-) -> Iterator[LogsResponse]:
-    """What `read` gives; when the login ends meanwhile and is renewed, then what is new."""
-    from outlast.client import LoginOverError
-
-    while True:
-        try:
-            yield from read(attempt=attempt, tail_bytes=tail_bytes, since_s=since_s)
-        except LoginOverError:
-            attempt, tail_bytes, since_s = max(0, attempt), 1, 0.0
-        else:
-            return
 
 
 def _nothing(rank: int, attempt: int, *, is_selected: bool) -> str:

@@ -58,19 +58,22 @@ def add(
     It is shown this once. The controller takes it at once, without a restart.
     """
     from controller.access.roles import ROLES
-    from controller.access.tokens import Entry, Known, check_name, new_token
+    from controller.access.tokens import Entry, check_name, new_token
 
     if role not in ROLES:
         raise CliError(f"--role is {role!r}; allowed: {', '.join(ROLES)}")
-    known = _read(file) if file.exists() else Known()
-    if any(entry.name == name for entry in known.entries):
-        raise CliError(f"{name} has a token already; `outlast tokens remove` takes it away")
     token, digest = new_token()
     today = datetime.datetime.now(datetime.UTC).date()
     until = today + datetime.timedelta(days=days) if days else None
     _check(lambda: check_name(name))
     made = Entry(name=name, role=ROLES[role], sha256=digest, until=until)
-    _write(file, replace(known, entries=(*known.entries, made)))
+
+    def added(known: Known) -> Known:
+        if any(entry.name == name for entry in known.entries):
+            raise CliError(f"{name} has a token already; `outlast tokens remove` takes it away")
+        return replace(known, entries=(*known.entries, made))
+
+    _change(file, added)
     print(token)
 
 
@@ -97,12 +100,17 @@ def list_tokens(file: File, json: Json = False) -> None:
 
 def remove(file: File, name: Name) -> None:
     """Take a token away. The controller refuses it from then on."""
-    known = _read(file)
-    kept = tuple(entry for entry in known.entries if entry.name != name)
-    if len(kept) == len(known.entries):
-        others = ", ".join(entry.name for entry in known.entries) or "nobody"
-        raise CliError(f"{file} has no token of {name}; it has: {others}")
-    _write(file, replace(known, entries=kept))
+
+    def without(known: Known) -> Known:
+        kept = tuple(entry for entry in known.entries if entry.name != name)
+        if len(kept) == len(known.entries):
+            others = ", ".join(entry.name for entry in known.entries) or "nobody"
+            raise CliError(f"{file} has no token of {name}; it has: {others}")
+        return replace(known, entries=kept)
+
+    # A file that is not there is said to be so.
+    _read(file)
+    _change(file, without)
     print(f"{name} has no token any more")
 
 
@@ -116,10 +124,10 @@ def _read(file: Path) -> Known:
     return _check(lambda: tokens.read(file.expanduser()))
 
 
-def _write(file: Path, known: Known) -> None:
+def _change(file: Path, changed: Callable[[Known], Known]) -> None:
     from controller.access import tokens
 
-    _check(lambda: tokens.write(file.expanduser(), known))
+    _check(lambda: tokens.change(file.expanduser(), changed))
 
 
 def _check(work: Callable[[], _Result]) -> _Result:

@@ -108,6 +108,8 @@ def _made(name: str, make: Callable[[], Tracker]) -> Tracker:
 
 def _follow(client: Client, job_id: str, trackers: list[Tracker]) -> None:
     """Until the job has ended and all of its curve is written."""
+    from outlast.client_errors import LoginOverError
+
     curves = [(tracker, Curve(last_step=tracker.last_step)) for tracker in trackers]
     newest = min(curve.last_step for _, curve in curves)
     is_away = False
@@ -123,6 +125,9 @@ def _follow(client: Client, job_id: str, trackers: list[Tracker]) -> None:
                         f"{job_id} is {update.job.state}; step {newest} is written"
                     )
             return
+        except LoginOverError:
+            # Another call shows what has been renewed, or is told what is wrong.
+            continue
         except RetryableError as error:
             if not is_away:
                 output.print_message(f"outlast: {error}; trying again")

@@ -14,9 +14,8 @@ from controller.access import gate
 from controller.access.gate import Gate
 from controller.access.roles import Caller
 from outlast.cli.errors import ExitCode
-from outlast.v1 import jobs_pb2
 from tests.cli.running import Done, outlast
-from tests.controller.fakes import Lab, lab, until
+from tests.controller.fakes import Lab, lab
 
 Logs = Callable[..., Awaitable[Done]]
 
@@ -52,30 +51,23 @@ def test_each_line_is_told_with_whose_it_is(tmp_path: Path) -> None:
     with_job(tmp_path, scenario)
 
 
-def test_who_follows_a_log_goes_on_when_a_login_ends_that_is_renewed(
+def test_a_login_that_ends_is_said_and_no_output_is_left_out_without_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a token of an issuer does each hour; a client of one would bring a new one."""
     monkeypatch.setattr(gate, "AGAIN_S", 0.0)
     found = Gate._found
-    answers = {"Logs": iter([True, False, True])}
+    answers = {"Logs": iter([True, False])}
 
-    def once_not(self: Gate, call: Any, context: Any) -> Caller | None:
+    def not_again(self: Gate, call: Any, context: Any) -> Caller | None:
         known = answers.get(call.method.rpartition("/")[2], iter(()))
         return found(self, call, context) if next(known, True) else None
 
-    monkeypatch.setattr(Gate, "_found", once_not)
+    monkeypatch.setattr(Gate, "_found", not_again)
 
     async def scenario(bench: Lab, logs: Logs) -> None:
-        followed = asyncio.create_task(logs("--follow", "--tail-bytes", "8"))
-        asked = bench.agents[0].log_queries
-        # In between the first one is given up.
-        await until(lambda: [each.tail_bytes for each in asked] == [8, 0, 1], "asked for anew")
-        (job,) = (await bench.jobs.ListJobs(jobs_pb2.ListJobsRequest())).jobs
-        await bench.jobs.CancelJob(jobs_pb2.CancelJobRequest(job_id=job.job_id))
-        done = await followed
-        assert done.stdout.splitlines() == ["[rank 0] one", "[rank 0] two"]
-        assert done.returncode == 0
+        done = await logs("--follow")
+        assert done.returncode == ExitCode.BAD_INPUT
+        assert "his login is over" in done.stderr
 
     with_job(tmp_path, scenario)
 

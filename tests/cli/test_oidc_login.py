@@ -28,6 +28,7 @@ from outlast.v1.jobs_pb2 import Job
 from tests.cli.running import TIMEOUT_S, Done, outlast
 from tests.controller.access.device_issuer import CLIENT, USER_CODE, DeviceIssuer
 from tests.controller.access.provider import AUDIENCE, KIM, ROLES
+from tests.controller.fakes import spec_document
 from tests.controller.processes import controller
 from tests.e2e.cluster import wait_for
 
@@ -199,6 +200,23 @@ def test_a_client_that_lasts_renews_its_token_between_calls(
         assert client.list() == ()
     assert len(place.issuer.forms(REFRESH)) == 3
     assert place.kept["lab"]["oidc"]["refresh_token"] == kept
+
+
+def test_a_token_is_renewed_and_shown_while_a_stream_is_open(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.issuer.lives_s = [12.0]
+    assert place.login().returncode == 0
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(place.home))
+    with Client(place.grpc) as client:
+        job = client.submit(spec_document(name="watched"), wait_for_nodes=True)
+        watched = client.watch(job.job_id)
+        assert next(watched).job.job_id == job.job_id
+        assert place.issuer.forms(REFRESH) == []
+        # Ten seconds before its end, while nothing is said of the job.
+        wait_for(lambda: place.issuer.forms(REFRESH) or None, "the token is renewed")
+        watched.close()
+        client.cancel(job.job_id)
 
 
 def test_a_token_that_the_controller_calls_expired_is_renewed(place: Place) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
 
 from outlast import channel as channels
-from outlast.access import Access, Login, Logins
+from outlast.access import Access, Login, Logins, logins_file, of, write_logins
 from outlast.addresses import addresses_of
-from outlast.channel import open_channel
+from outlast.channel import Bearer, open_channel
+from outlast.cli.connect import connector
+from outlast.cli.folders import DEFAULT_STATE_DIR
 from outlast.ports import free_port
 from outlast.v1 import access_pb2
 from outlast.v1.access_pb2_grpc import AccessServicer, AccessStub, add_AccessServicer_to_server
@@ -86,3 +90,44 @@ def test_login_to_one_of_several_controllers_is_that_of_all() -> None:
     logins = Logins(current="a", by_name={"a": Login(address="a:1", access=access)})
     assert logins.by_address("b:2,a:1") == access
     assert logins.by_address("b:2") == Access()
+
+
+def test_a_token_is_read_again_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("one\n")
+    bearer = Bearer(of("h:1", {"OUTLAST_TOKEN_FILE": str(path), "XDG_CONFIG_HOME": str(tmp_path)}))
+    assert bearer.token() == "one"
+    path.write_text("two\n")
+    assert bearer.token() == "two"
+    # Whoever renews it has only begun to write.
+    for content in ("", None):
+        path.unlink() if content is None else path.write_text(content)
+        assert bearer.token() == "two"
+
+
+def test_a_token_that_is_replaced_while_a_stream_is_open_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "_LOOK_S", 0.01)
+    path = tmp_path / "token"
+    path.write_text("one")
+    bearer = Bearer(Access(token="one", token_file=str(path)))
+    shown: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with bearer.shown_again(lambda: shown.put(bearer.token())):
+        path.write_text("two")
+        assert shown.get(timeout=30) == "two"
+        path.write_text("three")
+        assert shown.get(timeout=30) == "three"
+    assert shown.empty()
+
+
+def test_who_follows_a_job_stays_with_the_login_that_was_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    by_name = {name: Login(address=f"{name}:1", access=Access()) for name in ("a", "b")}
+    write_logins(logins_file(), Logins(current="a", by_name=by_name))
+    connect = connector("", DEFAULT_STATE_DIR)
+    write_logins(logins_file(), Logins(current="b", by_name=by_name))
+    with connect() as client:
+        assert client.address == "a:1"

@@ -229,7 +229,7 @@ def test_a_file_system_without_locks_is_named(path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(AccessError, match=r"lock cannot be locked: No locks available; set XDG_"):
+    with pytest.raises(AccessError, match=r"lock cannot be locked: No locks available; have it in"):
         change_logins(path, lambda now: now)
 
 

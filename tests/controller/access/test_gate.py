@@ -147,7 +147,8 @@ def test_an_open_stream_ends_when_its_callers_token_is_taken_away(
         await read_all(watches["sam"])
         entries = Audit(tmp_path / "state").read()
         refusal = next(each for each in entries if each.outcome == "UNAUTHENTICATED")
-        assert (refusal.call, refusal.about) == ("Jobs/WatchJob", made.job.job_id)
+        found = (refusal.caller, refusal.call, refusal.about)
+        assert found == ("vera", "Jobs/WatchJob", made.job.job_id)
         again = bench.jobs.WatchJob(asked, metadata=shown(given["vera"]), timeout=30)
         assert "the token is not known" in (await refused(read_all(again)))[1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import threading
@@ -47,6 +48,27 @@ def knowing(provider: Provider) -> Iterator[Callable[..., Issuers]]:
     yield make
     for each in made:
         each.close()
+
+
+def test_a_caller_is_known_by_the_newest_token_that_he_has_shown(
+    provider: Provider, tmp_path: Path
+) -> None:
+    """A stream began with a token that lasts minutes, and goes on with the next one."""
+    path = tmp_path / "tokens.yaml"
+    path.write_text(yaml.safe_dump([provider.issuer().document()]))
+    now = [datetime.datetime.now(datetime.UTC)]
+    callers = Callers(path, now=lambda: now[0])
+    began = callers.by_token(provider.token())
+    assert began == KIM
+    now[0] += datetime.timedelta(hours=2)
+    assert callers.by_newer_token(began) is None
+    renewed = provider.token(exp=now[0].timestamp() + 60, groups=["ml", "ml-admins"])
+    assert callers.by_token(renewed) is not None
+    known = callers.by_newer_token(began)
+    assert known == Caller(name=KIM.name, role=Role.ADMIN)
+    # Whose issuer is not believed any more has shown nothing.
+    path.write_text("[]")
+    assert callers.by_newer_token(began) is None
 
 
 def test_a_token_is_of_its_caller_in_the_role_of_the_groups(

@@ -6,6 +6,8 @@ import datetime
 import os
 import re
 import stat
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from controller.access import tokens
 from controller.access.callers import Callers
 from controller.access.issuers import Issuer
 from controller.access.roles import Caller, Role
+from tests.controller.access.certificates import tokens_file
 
 TODAY = datetime.date(2026, 11, 28)
 NOON = datetime.datetime(2026, 11, 28, 12, tzinfo=datetime.UTC)
@@ -132,3 +135,34 @@ def test_a_file_that_is_replaced_stays_its_owners(tmp_path: Path) -> None:
         before.st_mode,
     )
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_file_that_could_not_be_read_is_read_again_once_it_can(tmp_path: Path) -> None:
+    """Rights are mended without a change of the file's time, size or place."""
+    path = tmp_path / "tokens.yaml"
+    given = tokens_file(path)
+    callers = Callers(path)
+    right, before = path.read_bytes(), path.stat()
+    kept = tuple(each for each in tokens.read(path).entries if each.name != "vera")
+    tokens.write(tmp_path / "new.yaml", tokens.Known(entries=kept))
+    without = (tmp_path / "new.yaml").read_bytes().ljust(len(right), b"\n")
+    path.write_bytes(b"{" * len(right))
+    os.utime(path, ns=(before.st_mtime_ns, before.st_mtime_ns))
+    assert callers.by_token(given["vera"]) is not None
+    path.write_bytes(without)
+    os.utime(path, ns=(before.st_mtime_ns, before.st_mtime_ns))
+    assert callers.by_token(given["vera"]) is None
+    assert callers.by_token(given["sam"]) is not None
+
+
+def test_changes_at_the_same_time_are_all_made(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.yaml"
+    names = [f"u{number}" for number in range(12)]
+
+    def add(name: str) -> None:
+        entry = tokens.Entry(name=name, role=Role.VIEWER, sha256=tokens.new_token()[1])
+        tokens.change(path, lambda known: replace(known, entries=(*known.entries, entry)))
+
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(add, names))
+    assert sorted(each.name for each in tokens.read(path).entries) == sorted(names)
