@@ -1,3 +1,3 @@
 """Outlast keeps large training jobs running through failures."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
