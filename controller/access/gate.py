@@ -33,6 +33,8 @@ _OWN_PEER = "unix:"
 AGAIN_S = 5.0
 _caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
 
+_NO_CALLER = "no token was shown, and the certificate has expired or is of no caller"
+
 REMEDY = (
     "log in with `outlast login HOST:PORT`, or give a token with OUTLAST_TOKEN_FILE, of those that "
     "`outlast tokens add` makes for the controller"
@@ -218,7 +220,8 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
         found = self._found(call, context)
         if found is None:
             header = _text(call.metadata.get(HEADER))
-            why = UNKNOWN_TOKEN if header else "nobody is named"
+            unnamed = _NO_CALLER if self._callers.certificates else "nobody is named"
+            why = UNKNOWN_TOKEN if header else unnamed
             self._note(call, None, context, None, "UNAUTHENTICATED", why)
             await abort(
                 context,

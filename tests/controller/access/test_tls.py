@@ -123,6 +123,8 @@ def test_with_client_certificates_each_is_who_his_certificate_names(tmp_path: Pa
         assert await who_am_i(address, old) == "UNAVAILABLE"
         assert await who_am_i(address, node) == "PERMISSION_DENIED"
         assert await who_am_i(address, unknown) == "UNAUTHENTICATED"
+        whys = [each.why for each in Audit(tmp_path / "state").read()]
+        assert "no token was shown, and the certificate has expired or is of no caller" in whys
         # The controller's own certificate is nobody's role.
         assert await who_am_i(address, read_tls_dir(folder)) in ("UNAVAILABLE", "UNAUTHENTICATED")
 
