@@ -25,6 +25,8 @@ SEARCHED = (
     *("tp", "cp", "pp", "dp", "micro_batch", "virtual_stages"),
     *("schedule", "recompute", "zero", "tp_chunks", "context"),
 )
+# What is of one layout and no other: it is left out of a search.
+LEFT_OUT = ("layer_split", "extra_warmup")
 # Wider tensor groups than a node has ranks are looked at up to this width.
 _WIDEST_TENSOR = 8
 # Sequences are divided as long as a rank has so many tokens of one: with fewer, the blocks that
@@ -58,7 +60,8 @@ def fastest_layouts(
     """The fastest use of each mesh that `spec` could have on its nodes.
 
     The spec says how many nodes of how many ranks there are, and what fields of `parallel` are
-    that are not searched or `held`; its other ones are as good as not there.
+    that are not searched or `held`; its other ones are as good as not there. It has none of
+    `LEFT_OUT`, which few of the layouts could have.
 
     Raises:
         SpecError: it can have no layout at all there.

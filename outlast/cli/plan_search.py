@@ -82,11 +82,11 @@ def _searched(path: Path, assignments: Sequence[str], wanted: Wanted) -> _Result
     from outlast.rules.check import check
     from trainer.core.advice import advice
     from trainer.core.cost import training
-    from trainer.layouts import SEARCHED, fastest_layouts
+    from trainer.layouts import LEFT_OUT, SEARCHED, fastest_layouts
 
     held = tuple(_field(name, SEARCHED) for name in wanted.held)
-    searched = set(SEARCHED) - set(held)
-    spec = load_open_spec(path, assignments, searched, {"nodes": wanted.nodes})
+    open_fields = {*SEARCHED, *LEFT_OUT} - set(held)
+    spec = load_open_spec(path, assignments, open_fields, {"nodes": wanted.nodes})
     if spec.is_script:
         raise CliError("workload.command: a script's model is its own; allowed with --search: none")
     device, machine = machine_of(spec, wanted.assumed)

@@ -65,11 +65,11 @@ def load_spec(path: Path, assignments: Sequence[str] = (), nodes: Nodes | None =
 
 
 def load_open_spec(
-    path: Path, assignments: Sequence[str], searched: Collection[str], resources: dict[str, int]
+    path: Path, assignments: Sequence[str], open_fields: Collection[str], resources: dict[str, int]
 ) -> JobSpec:
     """The spec in a file whose layout is still to be found, on nodes as `resources` say.
 
-    `parallel` is without the fields that are `searched`; rules of several fields are not applied.
+    `parallel` is without its `open_fields`; rules of several fields are not applied.
 
     Raises:
         CliError: with every problem of a field by itself.
@@ -80,7 +80,7 @@ def load_open_spec(
     document, problems = _document(path, assignments)
     parallel = document.get("parallel", {})
     if isinstance(parallel, dict):
-        kept = {name: value for name, value in parallel.items() if name not in searched}
+        kept = {name: value for name, value in parallel.items() if name not in open_fields}
         # One that is not there would be computed, from nodes that other degrees may not fill.
         document["parallel"] = {"dp": 1, **kept}
     given = document.get("resources", {})

@@ -74,6 +74,14 @@ def test_held_fields_of_the_spec_are_kept(spec_file: Path) -> None:
         assert (each["parallel"]["recompute"], each["parallel"]["tp"]) == ("full", 2)
 
 
+def test_what_belongs_to_one_layout_is_left_out(spec_file: Path) -> None:
+    """With it, only layouts would be looked at that could have it too."""
+    found = outlast_json("plan", str(spec_file), *SEARCH)
+    one_layout = ("parallel.layer_split=[24,24]", "parallel.extra_warmup=1")
+    options = [part for each in one_layout for part in ("--set", each)]
+    assert outlast_json("plan", str(spec_file), *SEARCH, *options) == found
+
+
 def test_nodes_have_as_many_ranks_as_the_spec_says_or_8(spec_file: Path) -> None:
     per_node = "resources.workers_per_node"
     for value, ranks in (("null", 8), ("4", 4)):
