@@ -69,7 +69,8 @@ def load_open_spec(
 ) -> JobSpec:
     """The spec in a file whose layout is still to be found, on nodes as `resources` say.
 
-    `parallel` is without its `open_fields`; rules of several fields are not applied.
+    `parallel` is without its `open_fields`, but for `zero.communication`; rules of several fields
+    are not applied.
 
     Raises:
         CliError: with every problem of a field by itself.
@@ -81,6 +82,10 @@ def load_open_spec(
     parallel = document.get("parallel", {})
     if isinstance(parallel, dict):
         kept = {name: value for name, value in parallel.items() if name not in open_fields}
+        zero = parallel.get("zero")
+        # Whatever level is found, gradients are sent as the spec says.
+        if "zero" in open_fields and isinstance(zero, dict) and "communication" in zero:
+            kept["zero"] = {"communication": zero["communication"]}
         # One that is not there would be computed, from nodes that other degrees may not fill.
         document["parallel"] = {"dp": 1, **kept}
     given = document.get("resources", {})

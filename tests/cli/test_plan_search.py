@@ -82,6 +82,20 @@ def test_what_belongs_to_one_layout_is_left_out(spec_file: Path) -> None:
     assert outlast_json("plan", str(spec_file), *SEARCH, *options) == found
 
 
+def test_gradients_are_sent_in_the_type_that_the_spec_says(spec_file: Path) -> None:
+    replicas = ("--hold", "dp", "--set", "parallel.dp=16")
+    narrow = ("--set", "parallel.zero.communication=bf16")
+    wide, found = (
+        outlast_json("plan", str(spec_file), *SEARCH, *replicas, *options)
+        for options in ((), narrow)
+    )
+    assert found["parallel"]["zero"]["communication"] == "bf16"
+    assert {each["parallel"]["zero"]["communication"] for each in found["layouts"]} == {"bf16"}
+    assert found["layouts"][0]["step_s"] < wide["layouts"][0]["step_s"]
+    done = outlast("plan", str(spec_file), *SEARCH, *replicas, *narrow)
+    assert "    communication: bf16\n" in done.stdout
+
+
 def test_nodes_have_as_many_ranks_as_the_spec_says_or_8(spec_file: Path) -> None:
     per_node = "resources.workers_per_node"
     for value, ranks in (("null", 8), ("4", 4)):
