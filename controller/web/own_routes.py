@@ -97,6 +97,7 @@ PLAN = _object(
                         *("dp_exposed_s", "tokens_per_s", "mfu_full", "mfu_windowed"),
                         *("recompute_s", "hfu_full", "hfu_windowed"),
                         *("tp_bytes_per_s", "pp_bytes_per_s", "dp_bytes_per_s"),
+                        *("cp_bytes_per_s", "ep_bytes_per_s"),
                     ),
                     _NUMBER,
                 ),

@@ -11,7 +11,7 @@ from outlast.cli import output
 from outlast.cli.describe import size
 from outlast.cli.errors import CliError
 from outlast.cli.plan_facts import Assumed, machine_of
-from outlast.cli.plan_text import layout_in_words
+from outlast.cli.plan_text import inside_layers, layout_in_words
 from outlast.durations import duration
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _facts(result: _Result) -> dict[str, Any]:
     from trainer.core.advice import terms
 
     wanted, searched = result.wanted, result.layouts.searched
-    best = result.found[0].step
+    best = result.found[0]
     return {
         "nodes": wanted.nodes,
         "workers_per_node": result.machine.ranks_per_node,
@@ -167,7 +167,7 @@ def _facts(result: _Result) -> dict[str, Any]:
             {
                 "parallel": spec.parallel.model_dump(mode="json"),
                 "device_bytes": one.device_bytes,
-                "longer": one.step.step_s / best.step_s - 1,
+                "longer": one.step.step_s / best.step.step_s - 1,
                 "terms_s": terms(one.step),
                 **asdict(one.step),
             }
@@ -223,7 +223,7 @@ def _print(result: _Result) -> None:
         rows = [{name: row[name] for name in row if name != "cp"} for row in rows]
     output.print_table(tuple(rows[0]), [tuple(row.values()) for row in rows], empty="")
     print()
-    best = result.found[0].step
+    best = result.found[0]
     output.print_lines(
         [
             ("step", _step(best)),
@@ -256,30 +256,28 @@ def _row(spec: JobSpec, one: Found) -> dict[str, str]:
     }
 
 
-def _step(step: Projection) -> str:
+def _step(best: Found) -> str:
     from trainer.core.advice import terms
 
+    step = best.step
     parts = [
-        f"{_NAMES[name]} {100 * seconds / step.step_s:.1f} %"
+        f"{_name(name, best)} {100 * seconds / step.step_s:.1f} %"
         for name, seconds in terms(step).items()
     ]
     return f"{step.step_s:.4g} s: {', '.join(parts)}"
 
 
-_NAMES = {
-    "products": "products",
-    "recompute": "recompute",
-    "bubble": "bubble",
-    "tp": "exposed tp",
-    "pp": "exposed pp",
-    "dp": "exposed dp",
-}
+def _name(term: str, *found: Found) -> str:
+    """A term of the steps of these layouts, in words."""
+    if term == "tp":
+        return f"exposed {inside_layers(*(one.facts.layout for one in found))}"
+    return f"exposed {term}" if term in ("pp", "dp") else term
 
 
-def _against(one: Found, best: Projection) -> str:
+def _against(one: Found, best: Found) -> str:
     layout = one.facts.layout
-    words = f"{layout_in_words(layout)}: {_longer(one.step, best)}"
-    return words + _why(one.step, best)
+    words = f"{layout_in_words(layout)}: {_longer(one.step, best.step)}"
+    return words + _why(one, best)
 
 
 def _longer(step: Projection, best: Projection) -> str:
@@ -287,14 +285,15 @@ def _longer(step: Projection, best: Projection) -> str:
     return f"{abs(share):.1f} % {'longer' if share >= 0 else 'shorter'}"
 
 
-def _why(step: Projection, best: Projection) -> str:
+def _why(one: Found, best: Found) -> str:
     """The terms of a step that make it another one than the best."""
     from trainer.core.advice import differences
 
+    step_s = best.step.step_s
     parts = [
-        f"{_NAMES[name]} {100 * seconds / best.step_s:+.1f} %"
-        for name, seconds in differences(best, step)[:_TERMS_SHOWN]
-        if abs(seconds) > _LEAST_SHOWN * best.step_s
+        f"{_name(name, one, best)} {100 * seconds / step_s:+.1f} %"
+        for name, seconds in differences(best.step, one.step)[:_TERMS_SHOWN]
+        if abs(seconds) > _LEAST_SHOWN * step_s
     ]
     return f" ({', '.join(parts)})" if parts else ""
 
@@ -307,13 +306,13 @@ _TAKEAWAYS = {
 }
 
 
-def _advice(each: Advice, best: Projection) -> str:
+def _advice(each: Advice, best: Found) -> str:
     """One takeaway of the paper, and what this search says of it."""
     says, other = _TAKEAWAYS[each.takeaway], each.other
     if other is None:
         return f"{says}: {'so it is' if each.follows else 'not so here'}"
     if each.follows:
-        longer = f"{_longer(other.step, best)}{_why(other.step, best)}"
+        longer = f"{_longer(other.step, best.step)}{_why(other, best)}"
         return f"{says}: next is {other.facts.micro_batch}, {longer}"
     return f"{says}: not so here, {_against(other, best)}"
 

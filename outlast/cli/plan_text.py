@@ -125,6 +125,16 @@ def layout_in_words(layout: Layout) -> str:
     return f"tp {layout.tp} x {context}pp {layout.pp} x dp {layout.num_replicas}"
 
 
+def inside_layers(*layouts: Layout) -> str:
+    """Whose messages go within a layer in any of these layouts: one term of a step has them all."""
+    degrees = {
+        "tp": max(each.tp for each in layouts),
+        "cp": max(each.cp for each in layouts),
+        "experts": max(each.ep for each in layouts),
+    }
+    return "+".join(name for name, degree in degrees.items() if degree > 1) or "tp"
+
+
 def _job_lines(spec: JobSpec) -> list[tuple[str, str]]:
     layout, parallel = spec.layout, spec.parallel
     sequence = "on" if parallel.sequence_parallel and layout.tp > 1 else "off"
@@ -252,8 +262,8 @@ def _projection_lines(spec: JobSpec, projected: Projected) -> list[tuple[str, st
         (
             "step",
             f"{step.step_s:.3g} s: compute {step.compute_s:.3g}, bubble {step.bubble_s:.3g}, "
-            f"exposed tp {step.tp_exposed_s:.3g}, pp {step.pp_exposed_s:.3g}, "
-            f"dp {step.dp_exposed_s:.3g}",
+            f"exposed {inside_layers(spec.layout)} {step.tp_exposed_s:.3g}, "
+            f"pp {step.pp_exposed_s:.3g}, dp {step.dp_exposed_s:.3g}",
         ),
         ("speed", f"{step.tokens_per_s:,.0f} tokens/s"),
         (
@@ -282,6 +292,8 @@ def _links_inside(spec: JobSpec, projected: Projected) -> str:
             ("tp", layout.tp, step.tp_bytes_per_s),
             ("pp", layout.pp, step.pp_bytes_per_s),
             ("dp", layout.dp, step.dp_bytes_per_s),
+            ("cp", layout.cp, step.cp_bytes_per_s),
+            ("experts", layout.ep, step.ep_bytes_per_s),
         )
         # A dimension of one sends nothing.
         if degree > 1 and speed != projected.link_bytes_per_s

@@ -96,6 +96,16 @@ def test_gradients_are_sent_in_the_type_that_the_spec_says(spec_file: Path) -> N
     assert "    communication: bf16\n" in done.stdout
 
 
+def test_messages_of_parts_of_sequences_are_named(spec_file: Path) -> None:
+    parts = (*SEARCH, "--hold", "cp", "--set", "parallel.cp=2")
+    both = outlast("plan", str(spec_file), *parts)
+    assert "exposed tp+cp " in both.stdout
+    done = outlast("plan", str(spec_file), *parts, "--hold", "tp", "--set", "parallel.tp=1")
+    words = " ".join(done.stdout.split())
+    assert "exposed cp " in words
+    assert "exposed tp" not in words
+
+
 def test_nodes_have_as_many_ranks_as_the_spec_says_or_8(spec_file: Path) -> None:
     per_node = "resources.workers_per_node"
     for value, ranks in (("null", 8), ("4", 4)):

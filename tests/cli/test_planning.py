@@ -104,6 +104,31 @@ def test_replicas_in_one_node_are_projected_on_its_links(spec_file: Path) -> Non
     assert "link 25 GB/s, 450 GB/s inside a node (tp, dp)" in done.stdout
 
 
+EXPERTS = ("model.moe.num_experts=4", "model.mlp_bias=false", "parallel.ep=2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "links", "exposed"),
+    [
+        (("parallel.tp=1", "parallel.cp=2"), "(cp)", "cp"),
+        (("parallel.tp=1", *EXPERTS), "(experts)", "experts"),
+        (("parallel.cp=2", "resources.workers_per_node=4"), "(tp, cp)", "tp+cp"),
+        (("resources.workers_per_node=4", *EXPERTS), "(tp, experts)", "tp+experts"),
+        (("parallel.tp=1",), "", "tp"),
+    ],
+)
+def test_parts_of_sequences_and_experts_are_named_by_what_they_are(
+    spec_file: Path, changes: tuple[str, ...], links: str, exposed: str
+) -> None:
+    given = [part for each in ("parallel.dp=4", *changes) for part in ("--set", each)]
+    done = outlast("plan", str(spec_file), "--device", "h100", *given)
+    assert done.returncode == ExitCode.OK, done.stderr
+    words = " ".join(done.stdout.split())
+    inside = f", 450 GB/s inside a node {links}" if links else ""
+    assert f"link 25 GB/s{inside}; 20 us a message" in words
+    assert f"exposed {exposed} " in words
+
+
 def test_a_named_gpu_is_planned_with_its_larger_moments(spec_file: Path) -> None:
     """It computes the loss of more tokens at a time; of a number of FLOP/s nothing is known."""
     wide = ("--set", "model.vocab_size=262144", "--set", "model.hidden=16")

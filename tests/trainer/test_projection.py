@@ -209,8 +209,10 @@ def test_links_are_those_that_the_groups_of_ranks_cross(ranks_per_node: int) -> 
     """What follows from degrees alone is what looking at each group gives."""
     shape = replace(SHAPE, hidden=96, heads=12, kv_heads=12, vocab_size=240, seq_len=36)
     model = ModelFacts(shape=shape, tied_embeddings=False)
-    for tp, pp, dp in product((1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 4)):
-        layout = Layout(tp=tp, pp=pp, dp=dp)
+    for tp, pp, dp, part in product((1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 4), (1, 2)):
+        if dp % part:
+            continue
+        layout = Layout(tp=tp, pp=pp, dp=dp, cp=part, ep=part)
         step = project(
             facts(layout, model=model), machine(1e6, peer=1e8, ranks_per_node=ranks_per_node)
         )
@@ -218,6 +220,8 @@ def test_links_are_those_that_the_groups_of_ranks_cross(ranks_per_node: int) -> 
             (layout.tp_groups(), step.tp_bytes_per_s),
             (layout.pp_groups(), step.pp_bytes_per_s),
             (layout.dp_groups(), step.dp_bytes_per_s),
+            (layout.cp_groups(), step.cp_bytes_per_s),
+            (layout.ep_groups(), step.ep_bytes_per_s),
         ):
             nodes = [{rank // ranks_per_node for rank in group} for group in groups]
             inside = all(len(each) == 1 for each in nodes)

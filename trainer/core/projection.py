@@ -75,6 +75,7 @@ class Projection:
     """Of that, what is computed a second time."""
     bubble_s: float
     tp_exposed_s: float
+    """And of ranks that divide sequences or experts."""
     pp_exposed_s: float
     dp_exposed_s: float
     tokens_per_s: float
@@ -87,6 +88,19 @@ class Projection:
     """Of the link that tensor groups were taken to use; as below."""
     pp_bytes_per_s: float
     dp_bytes_per_s: float
+    cp_bytes_per_s: float
+    ep_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Links:
+    """The speed at which the groups of each kind send, in bytes per second."""
+
+    tp: float
+    pp: float
+    dp: float
+    cp: float
+    ep: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +132,8 @@ class _Pass:
 def project(facts: PlanInput, machine: Machine) -> Projection:
     """The step that `facts` describe on `machine`."""
     layout, micro_batches = facts.layout, facts.num_micro_batches
-    tp_speed = _speed(layout.tp, layout.tp, facts, machine)
-    pp_speed = _speed(layout.pp, layout.world_size, facts, machine)
-    dp_speed = _speed(layout.dp, layout.tp * layout.dp, facts, machine)
-    alike = alike_stages(facts)
-    passes = {stage: _stage_pass(facts, machine, stage, tp_speed) for stage in alike}
+    links, alike = _links(facts, machine), alike_stages(facts)
+    passes = {stage: _stage_pass(facts, machine, stage, links) for stage in alike}
     busiest = max(passes.values(), key=lambda one: one.total_s)
     # A chunk is a part of a stage, and the pipeline fills and drains chunk by chunk.
     all_s = sum(count * passes[stage].total_s for stage, count in alike.items())
@@ -133,17 +144,17 @@ def project(facts: PlanInput, machine: Machine) -> Projection:
         weights_s = sum(count * passes[stage].weights_s for stage, count in alike.items())
         bubble_s -= _filled_share(facts) * (weights_s - busiest.weights_s)
     beyond_s = max(
-        max(0.0, boundaries(facts, stage) * message_bytes(facts) / pp_speed - one.total_s)
+        max(0.0, boundaries(facts, stage) * message_bytes(facts) / links.pp - one.total_s)
         for stage, one in passes.items()
     )
     hops = 2 * (layout.pp - 1)
-    pipeline_s = hops * (message_bytes(facts) / pp_speed + machine.latency_s)
+    pipeline_s = hops * (message_bytes(facts) / links.pp + machine.latency_s)
     # Nothing runs beside the sum of a tied table's gradients.
     if sent := embedding_bytes(facts):
-        pipeline_s += sent / pp_speed + machine.latency_s
+        pipeline_s += sent / links.pp + machine.latency_s
     pipeline_s += micro_batches * beyond_s
     exposed_s = max(
-        _exposed_replicas_s(facts, stage, passes[stage], dp_speed, machine.latency_s)
+        _exposed_replicas_s(facts, stage, passes[stage], links.dp, machine.latency_s)
         for stage in alike
     )
     step_s = micro_batches * busiest.total_s + bubble_s + pipeline_s + exposed_s
@@ -160,9 +171,11 @@ def project(facts: PlanInput, machine: Machine) -> Projection:
         mfu_windowed=_utilization(facts, machine, step_s, Convention.WINDOWED),
         hfu_full=_utilization(facts, machine, step_s, Convention.FULL, again=True),
         hfu_windowed=_utilization(facts, machine, step_s, Convention.WINDOWED, again=True),
-        tp_bytes_per_s=tp_speed,
-        pp_bytes_per_s=pp_speed,
-        dp_bytes_per_s=dp_speed,
+        tp_bytes_per_s=links.tp,
+        pp_bytes_per_s=links.pp,
+        dp_bytes_per_s=links.dp,
+        cp_bytes_per_s=links.cp,
+        ep_bytes_per_s=links.ep,
     )
 
 
@@ -237,6 +250,17 @@ def _utilization(
     )
 
 
+def _links(facts: PlanInput, machine: Machine) -> _Links:
+    layout = facts.layout
+    return _Links(
+        tp=_speed(layout.tp, layout.tp, facts, machine),
+        pp=_speed(layout.pp, layout.world_size, facts, machine),
+        dp=_speed(layout.dp, layout.tp * layout.dp, facts, machine),
+        cp=_speed(layout.cp, layout.tp * layout.cp, facts, machine),
+        ep=_speed(layout.ep, layout.tp * layout.ep, facts, machine),
+    )
+
+
 def _speed(degree: int, span: int, facts: PlanInput, machine: Machine) -> float:
     """Of the link inside a node where no group leaves its own, else of the network.
 
@@ -248,7 +272,7 @@ def _speed(degree: int, span: int, facts: PlanInput, machine: Machine) -> float:
     return machine.peer_bytes_per_s if degree == 1 or fits else machine.link_bytes_per_s
 
 
-def _stage_pass(facts: PlanInput, machine: Machine, stage: int, tp_speed: float) -> _Pass:
+def _stage_pass(facts: PlanInput, machine: Machine, stage: int, links: _Links) -> _Pass:
     """One micro-batch through all chunks of `stage`."""
     shape, convention = facts.model.shape, Convention.WINDOWED
     parts = facts.parts(stage)
@@ -270,18 +294,16 @@ def _stage_pass(facts: PlanInput, machine: Machine, stage: int, tp_speed: float)
     weights = 2 * sum(shape.block_weights(layer) for layer in layers)
     # Of c pieces of a layer's message, c - 1 hide behind products, as far as these last.
     latency_s = machine.latency_s
-    first_s = layer_bytes(facts, stage) / tp_speed / facts.tp_chunks
+    first_s = layer_bytes(facts, stage) / links.tp / facts.tp_chunks
     first_s += layer_messages(facts, stage) * latency_s
     message_s = facts.tp_chunks * first_s
-    ends_s = end_bytes(facts, stage) / tp_speed + end_messages(facts, stage) * latency_s
-    ep_speed = _speed(facts.layout.ep, facts.layout.tp * facts.layout.ep, facts, machine)
-    experts_s = expert_bytes(facts, stage) / ep_speed + expert_messages(facts, stage) * latency_s
-    cp_speed = _speed(facts.layout.cp, facts.layout.tp * facts.layout.cp, facts, machine)
+    ends_s = end_bytes(facts, stage) / links.tp + end_messages(facts, stage) * latency_s
+    experts_s = expert_bytes(facts, stage) / links.ep + expert_messages(facts, stage) * latency_s
     # In a ring messages go beside the products of attention, which are twice as many backwards.
     attention = recomputed_flops_per_token(own, ["selective"] * len(layers), convention)
     beside_s = facts.tokens * attention / flops_per_s if facts.in_ring else 0.0
     there, back = (
-        sent / cp_speed + number * latency_s
+        sent / links.cp + number * latency_s
         for sent, number in zip(
             context_passes(facts, stage), context_messages(facts, stage), strict=True
         )
