@@ -148,10 +148,10 @@ def plan(
     and ZeRO level that the rules of the spec and the device's memory allow, and prints the fastest
     of each mesh, why it is faster, and the sections of the spec to paste.
     """
-    _check_options(search, nodes, device, [*hold, memory, price])
     assumed = Assumed(device=device, link=link, latency_us=latency, kernels=kernels)
+    wanted = Wanted(nodes, assumed, memory, tuple(hold), price, top)
+    _check_options(wanted, search=search)
     if search:
-        wanted = Wanted(nodes, assumed, memory, tuple(hold), price, top)
         search_plan(spec, set_, wanted, as_json=json)
     else:
         _plan_job(_Job(spec, set_, controller, state_dir), assumed, as_json=json)
@@ -195,17 +195,22 @@ def _plan_job(job: _Job, assumed: Assumed, *, as_json: bool) -> None:
         print_plan(read, found, projected, fit=(fit_line(fit), fit_warnings(fit)))
 
 
-def _check_options(search: bool, nodes: int, device: str, others: Sequence[object]) -> None:
-    """Options of a search come with one."""
-    if search and not nodes:
+def _check_options(wanted: Wanted, *, search: bool) -> None:
+    """Options of a search come with one, and those of a projection with a device."""
+    assumed = wanted.assumed
+    if search and not wanted.nodes:
         raise CliError("--nodes: is required with --search; allowed: 1 or more")
-    if search and not device:
+    if search and not assumed.device:
         raise CliError(
             "--device: is required with --search; allowed: a name, or FLOP/s with --memory"
         )
-    if not search and (nodes or any(others)):
-        names = "--nodes, --hold, --memory and --price"
+    others = (wanted.nodes, wanted.held, wanted.memory, wanted.price, wanted.top != DEFAULT_TOP)
+    if not search and any(others):
+        names = "--nodes, --hold, --memory, --price and --top"
         raise CliError(f"{names}: are for a search; allowed: with --search")
+    if not assumed.device and assumed != Assumed(device=""):
+        names = "--link, --latency and --kernels"
+        raise CliError(f"{names}: are of a projection; allowed: with --device")
 
 
 def schema() -> None:

@@ -121,6 +121,7 @@ def test_nodes_have_as_many_ranks_as_the_spec_says_or_8(spec_file: Path) -> None
         (("--search", "--device", "h100"), "--nodes: is required with --search; allowed: 1 or"),
         (("--search", "--nodes", "2"), "--device: is required with --search; allowed: a name"),
         (("--nodes", "2"), "are for a search; allowed: with --search"),
+        (("--device", "h100", "--top", "2"), "are for a search; allowed: with --search"),
         ((*SEARCH, "--hold", "model.heads"), "allowed: parallel.tp, parallel.cp, "),
         ((*SEARCH, "--memory", "much"), "--memory: 'much' is not a number of B"),
         ((*SEARCH, "--memory", "100M"), "layouts fits: on 2 nodes of 8 a rank needs"),

@@ -146,6 +146,9 @@ def test_a_named_gpu_is_planned_with_its_larger_moments(spec_file: Path) -> None
         (("--device", "abacus"), "allowed: a100-40gb"),
         (("--device", "h100", "--link", "fast"), "not a number of B/s"),
         (("--device", "h100", "--latency", "inf"), "--latency is 'inf'"),
+        (("--link", "50GB/s"), "--link, --latency and --kernels: are of a projection; allowed: "),
+        (("--latency", "5"), "are of a projection; allowed: with --device"),
+        (("--kernels", "0.5"), "are of a projection; allowed: with --device"),
     ],
 )
 def test_unknown_devices_and_links_are_refused(
