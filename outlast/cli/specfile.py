@@ -102,7 +102,7 @@ def load_open_spec(
 def set_value(document: dict[str, Any], assignment: str) -> None:
     """Apply one `--set a.b.c=value` to a parsed spec, in place.
 
-    The value is read as JSON where it is JSON, else as a string.
+    The value is read as JSON where it is JSON, a list or section also as YAML, else as a string.
     """
     path, equals, text = assignment.partition("=")
     keys = path.strip().split(".")
@@ -114,10 +114,22 @@ def set_value(document: dict[str, Any], assignment: str) -> None:
         if not isinstance(inner, dict):
             raise ValueError(f"--set {assignment!r}: {key} is a value, not a section")
         target = inner
+    target[keys[-1]] = _value(text)
+
+
+def _value(text: str) -> object:
+    from outlast.specfile import SpecFileError, parse_document
+
     try:
-        target[keys[-1]] = json.loads(text)
+        return json.loads(text)
     except ValueError:
-        target[keys[-1]] = text
+        if not text.lstrip().startswith(("[", "{")):
+            return text
+    try:
+        # A list of bare words, as a spec has it.
+        return parse_document(text, "--set").value
+    except SpecFileError:
+        return text
 
 
 def describe_problems(what: Path | str, error: SpecError) -> str:

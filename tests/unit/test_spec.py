@@ -157,6 +157,24 @@ def test_set_overrides_nested_values() -> None:
     assert document == {"name": "a", "parallel": {"tp": 2}, "data": {"source": "/tmp/text"}}
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("[full, none,selective]", ["full", "none", "selective"]),
+        ("{level: 1, communication: bf16}", {"level": 1, "communication": "bf16"}),
+        ('["1", null]', ["1", None]),
+        ("[full", "[full"),
+        ("full", "full"),
+        ("null", None),
+        ("1: 2", "1: 2"),
+    ],
+)
+def test_set_takes_lists_and_sections_as_a_spec_has_them(text: str, value: object) -> None:
+    document: dict[str, Any] = {}
+    set_value(document, f"field={text}")
+    assert document == {"field": value}
+
+
 @pytest.mark.parametrize("assignment", ["parallel.tp", "=3", "name.x=1", "a..b=1"])
 def test_bad_set_is_refused(assignment: str) -> None:
     with pytest.raises(ValueError, match="--set"):
