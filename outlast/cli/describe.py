@@ -7,6 +7,7 @@ sentence here and the controller's own reason follows it. Nothing here prints.
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -216,9 +217,10 @@ def how_to_continue(job: Job) -> str:
         return f"{ended}; no checkpoint of it was committed: submit its spec again"
     step = job.committed_step
     more = "" if step < job.total_steps else f" --set steps={2 * job.total_steps}"
+    load = shlex.quote(f"checkpoint.load={job.checkpoint_url}")
     return (
         f"{ended}. To train on from its checkpoint of step {step:,}: outlast submit SPEC "
-        f"--set checkpoint.load={job.checkpoint_url}{more} (steps counts from the beginning)"
+        f"--set {load}{more} (steps counts from the beginning)"
     )
 
 

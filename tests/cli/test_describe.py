@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import shlex
 from typing import Any
 
 import pytest
@@ -85,6 +86,18 @@ def test_where_a_person_let_the_job_go_on_is_said() -> None:
         "attempt 5 began from checkpoint 7 in s3://saved, as chosen; all before it is given up",
     ]
     assert describe.chosen(job()) == []
+
+
+def test_the_command_that_trains_on_can_be_pasted() -> None:
+    ended = job(state="SUCCEEDED", committed_step=100, total_steps=100)
+    ended.checkpoint_url = "file:///a/out dir/tiny"
+    words = describe.how_to_continue(ended).partition(": outlast ")[2].partition(" (steps")[0]
+    assert shlex.split(words) == [
+        *("submit", "SPEC", "--set", "checkpoint.load=file:///a/out dir/tiny"),
+        *("--set", "steps=200"),
+    ]
+    ended.checkpoint_url = "s3://bucket/tiny"
+    assert " --set checkpoint.load=s3://bucket/tiny --set " in describe.how_to_continue(ended)
 
 
 def test_what_was_left_out_is_said_and_is_no_loss() -> None:
