@@ -83,7 +83,11 @@ def trace(
     with ExitStack() as stack:
         with controller_of(controller, state_dir) as client:
             found = find_job(client, job)
-            noted = stack.enter_context(_stored(_layout_of(client, found.job_id)))
+            layout = _layout_of(client, found.job_id)
+            # An earlier attempt may have had more ranks than the newest.
+            if attempt in (0, found.attempt):
+                _check_ranks(ranks, rank or (), layout.world_size)
+            noted = stack.enter_context(_stored(layout))
             ask = partial(client.times, found.job_id, attempt=attempt, steps=wanted or (0, 0))
             missing = _read(partial(ask, since_s=since_s), only, noted)
             marks = _marks(client, found.job_id)
@@ -125,6 +129,16 @@ def _ranks(text: str, others: Sequence[int]) -> list[range]:
             raise CliError(f"--ranks is {text!r}; allowed: ranks and runs of them, as 0-7,16")
         found.append(run)
     return found
+
+
+def _check_ranks(text: str, others: Sequence[int], num_ranks: int) -> None:
+    """Ranks that are named are some of the job's."""
+    allowed = f"ranks 0 to {num_ranks - 1}" if num_ranks > 1 else "rank 0"
+    if any(run.stop > num_ranks for run in _ranks(text, ())):
+        raise CliError(f"--ranks is {text!r}; allowed: {allowed}")
+    for rank in others:
+        if rank >= num_ranks:
+            raise CliError(f"--rank is {rank}; allowed: {allowed}")
 
 
 def _read(

@@ -121,7 +121,9 @@ def test_each_checkpoint_of_its_steps_is_a_mark(tmp_path: Path) -> None:
         (["--steps", "9-8"], "--steps is '9-8'; the first step has to come first"),
         (["--ranks", "1,x"], "--ranks is '1,x'; allowed: ranks and runs of them, as 0-7,16"),
         (["--ranks", "3-1"], "--ranks is '3-1'; allowed: ranks and runs of them, as 0-7,16"),
-        (["--ranks", "0-8"], "num_ranks: is 9; allowed: 0 to 2"),
+        (["--ranks", "0-8"], "--ranks is '0-8'; allowed: ranks 0 to 1"),
+        (["--ranks", "0,1-2"], "--ranks is '0,1-2'; allowed: ranks 0 to 1"),
+        (["--rank", "1", "--rank", "2"], "--rank is 2; allowed: ranks 0 to 1"),
         (["--since", "soon"], "--since is 'soon'; allowed: "),
     ],
 )
