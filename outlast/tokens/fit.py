@@ -269,10 +269,20 @@ def _holdout(spec: JobSpec, held: TokenSources, source: TokenSource) -> list[Fie
         FieldProblem(
             field="data.validation_fraction",
             message=f"is {fraction:g}; of {number} sequences in {source.name} that holds out "
-            f"{split.num_held_out}; {_more(number)}give a shorter model.seq_len or "
+            f"{split.num_held_out}; {_more(number)}give {_smaller(spec, held, source.train)}"
             "data.validation_tokens",
         )
     ]
+
+
+def _smaller(spec: JobSpec, held: TokenSources, file: TokenFile) -> str:
+    """What cuts the same tokens into more sequences, if anything does."""
+    packing = held.packings.get(file.name)
+    if packing is None or packing.num_sequences < packing.num_documents:
+        return "a shorter model.seq_len or "
+    # Each document has a sequence of its own, of any length, and loses its end where that is short.
+    is_more = file.num_sequences(spec.model.seq_len) > packing.num_sequences
+    return "data.packing: stream or " if is_more else ""
 
 
 def _more(number: int) -> str:

@@ -148,7 +148,7 @@ CASES: list[tuple[Mapping[str, object], str, str]] = [
     (
         {"tokens": "good", "packing": "whole"},
         "data.validation_fraction",
-        "of 1 sequences in .* holds out 0; give a shorter",
+        "of 1 sequences in .* holds out 0; give data.packing: stream or data.validation_tokens",
     ),
     (
         {"tokens": "of_letters", "packing": "whole"},
@@ -312,6 +312,16 @@ def test_packed_tokens_at_a_url_are_looked_at_and_nothing_is_left(
     (packing,) = seen.source.packings.values()
     assert packing.num_sequences == 530
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shorter_sequence_is_recommended_where_documents_share_one(folder: Path) -> None:
+    tokens = str(folder / "of_letters")
+    data = {"tokens": tokens, "packing": "whole", "validation_fraction": 0.001}
+    spec = parse_spec({"name": "a", "data": data, "model": {"seq_len": 4096}})
+    assert any(
+        "holds out 0; " in each.message and "give a shorter model.seq_len or " in each.message
+        for each in look(spec, {}, Nodes.HERE).problems
+    )
 
 
 def test_a_full_disk_of_this_machine_is_no_traceback(
