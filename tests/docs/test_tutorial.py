@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from outlast.cli import checkpoints, describe, fleet, incidents, jobs
+from tests.cli.running import outlast
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 HEADERS = {
     "NODE": fleet._NODE_HEADER,
     "JOB": jobs._HEADER,
@@ -35,6 +37,14 @@ def test_sentences_about_a_job_are_those_of_status() -> None:
     shown = re.findall(r"^It (?:is|has|was) .*$", PAGE, re.MULTILINE)
     assert shown
     assert set(shown) <= set(describe._MEANING.values())
+
+
+def test_the_plan_is_what_the_command_prints(tmp_path: Path) -> None:
+    found = re.search(r"^\$ outlast plan examples/gpt-tiny.yaml\n(.*?)^```", PAGE, re.M | re.S)
+    assert found
+    spec = str(ROOT / "examples" / "gpt-tiny.yaml")
+    done = outlast("plan", spec, "--state-dir", str(tmp_path), COLUMNS="80")
+    assert set(found[1].splitlines()) <= {*done.stdout.splitlines(), "..."}
 
 
 def test_what_is_shown_fits_80_columns() -> None:
