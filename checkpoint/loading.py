@@ -1,7 +1,8 @@
 """Whether a job may begin with another job's checkpoint: `checkpoint.load` beside what is stored.
 
 `outlast plan` and `outlast submit` ask it from where they run, and rank 0's node before a process
-is made. A rank compares every tensor when it loads. Imports no torch.
+is made; `outlast resume --checkpoint URL` has the controller compare the model. A rank compares
+every tensor when it loads. Imports no torch.
 """
 
 from __future__ import annotations
@@ -54,12 +55,16 @@ def wrong_to_load(spec: JobSpec, url: str, storage: Storage) -> list[FieldProble
         # A rank says what is damaged.
         return []
     step, manifest = found
-    wrong = wrong_with_model(url, step, manifest.tensors, spec) or _other_size(
-        spec, url, step, manifest
-    )
+    wrong = wrong_with_saved_model(spec, url, step, manifest)
     if wrong is not None:
         return [FieldProblem(field="checkpoint.load", message=wrong)]
     return _other_ids(spec, url, manifest)
+
+
+def wrong_with_saved_model(spec: JobSpec, url: str, step: int, manifest: Manifest) -> str | None:
+    """Why the checkpoint of `step` at `url` is of another model than the job's; None if it fits."""
+    wrong = wrong_with_model(url, step, manifest.tensors, spec)
+    return wrong or _other_size(spec, url, step, manifest)
 
 
 def _other_ids(spec: JobSpec, url: str, manifest: Manifest) -> list[FieldProblem]:

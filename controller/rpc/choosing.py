@@ -1,6 +1,7 @@
 """Where a person wants a paused job to go on: looked at in storage before anything starts.
 
-What is looked at are the records and the sizes of the files. Every byte is compared with its
+What is looked at are the records and the sizes of the files, and in another folder than the job's
+own, whether they are of its model. Every byte is compared with its
 checksum when the job loads it; what turns out damaged then pauses the job again.
 """
 
@@ -11,9 +12,11 @@ from dataclasses import dataclass
 
 from checkpoint.core import names
 from checkpoint.core.manifest import Manifest
+from checkpoint.loading import wrong_with_saved_model
 from checkpoint.storage.storage import Storage
 from checkpoint.upload.cleaning import committed_by
 from controller.core.records import JobRecord
+from controller.specs import spec_of
 from outlast.chosen import ChosenStart, is_given_up
 from outlast.errors import OutlastError
 from outlast.skipped import is_undone
@@ -97,6 +100,7 @@ class _Place:
                     f"would be left to train; committed in {storage.url}: {_listed(steps)}",
                 )
             _, manifest = storage.read_commit(step)
+            self._refuse_other_model(step, manifest)
             missing = _wrong_file(storage, manifest)
             if missing:
                 raise ChoiceError(
@@ -117,6 +121,15 @@ class _Place:
         # Of a choice from which nothing was trained nothing has come: it is made anew.
         in_force = self.job.chosen[: self.job.num_begun]
         return not in_force or not is_given_up(in_force, step, committed_by(storage, step))
+
+    def _refuse_other_model(self, step: int, manifest: Manifest) -> None:
+        """Ranks would find it too, each at its first tensor, after processes were made."""
+        spec = spec_of(self.job.spec_json)
+        if not self.url or spec.is_script:
+            return
+        wrong = wrong_with_saved_model(spec, self.url, step, manifest)
+        if wrong is not None:
+            raise ChoiceError("checkpoint_url", wrong)
 
     def _absent(self, storage: Storage, step: int | None, steps: list[int]) -> ChoiceError:
         if not steps:

@@ -158,13 +158,20 @@ def uploading(
         uploader.stop()
 
 
-def commit_steps(url: str, memory: Path, steps: Sequence[int], *, keep: int = 5) -> None:
+def commit_steps(
+    url: str,
+    memory: Path,
+    steps: Sequence[int],
+    *,
+    keep: int = 5,
+    make: Callable[[int], list[NamedTensor]] = make_tensors,
+) -> None:
     """Checkpoints of one rank whose tensors are seeded by the step."""
-    tensors = make_tensors(0)
+    tensors = make(0)
     stager = make_stager(memory, tensors)
     with uploading(url, memory, keep=keep) as (uploader, news):
         for step in steps:
-            for mine, wanted in zip(tensors, make_tensors(step), strict=True):
+            for mine, wanted in zip(tensors, make(step), strict=True):
                 mine.tensor.copy_(wanted.tensor)
             stager.save(step, {"step": step}, upload=True, common_step=step - 1)
             assert uploader.drain(DEADLINE_S), news

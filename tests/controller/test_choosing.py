@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from checkpoint.stage.payload import NamedTensor
 from checkpoint.storage.storage import Storage
+from controller.core.records import JobRecord
+from controller.core.states import JobState
+from controller.rpc.choosing import chosen_start
+from outlast.ids import Attempt, JobId
+from outlast.sizing.of_spec import num_parameters
+from outlast.spec import JobSpec
+from outlast.spec.parse import parse_spec
 from outlast.v1 import jobs_pb2
 from tests.checkpoint.helpers import commit_steps
-from tests.controller.fakes import Lab, lab
+from tests.controller.core.driver import make_plan
+from tests.controller.fakes import Lab, lab, spec_document
 from tests.controller.test_rpc import failure, reasons
+
+# What `Lab.start_job` submits.
+SPEC = parse_spec(spec_document())
 
 
 def run_paused(
@@ -31,6 +46,26 @@ def run_paused(
             await scenario(bench, job_id, url)
 
     asyncio.run(run())
+
+
+async def commit_model(url: str, memory: Path, spec: JobSpec, *steps: int) -> None:
+    """Checkpoints with what decides the size of the model of `spec`, and as many parameters."""
+    model = spec.model
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.tokens.weight": (model.vocab_rows, model.hidden),
+        "model.positions.weight": (model.seq_len, model.hidden),
+        **{f"model.blocks.{layer}.norm.bias": (model.hidden,) for layer in range(model.layers)},
+    }
+    others = num_parameters(spec) - sum(map(math.prod, shapes.values()))
+    shapes["model.others"] = (others,)
+
+    def make(step: int) -> list[NamedTensor]:
+        return [
+            NamedTensor(name, torch.full(shape, float(step)), shape, (0,) * len(shape))
+            for name, shape in shapes.items()
+        ]
+
+    await asyncio.to_thread(commit_steps, url, memory, steps, make=make)
 
 
 async def resume(bench: Lab, job_id: str, **fields: object) -> jobs_pb2.Job:
@@ -105,7 +140,7 @@ def test_a_damaged_checkpoint_is_refused_as_far_as_it_shows(tmp_path: Path) -> N
 def test_another_folder_is_looked_at_too(tmp_path: Path, step: int | None) -> None:
     async def scenario(bench: Lab, job_id: str, url: str) -> None:
         other = f"file://{tmp_path}/other"
-        await asyncio.to_thread(commit_steps, other, tmp_path / "memory-2", (2, 3))
+        await commit_model(other, tmp_path / "memory-2", SPEC, 2, 3)
         await resume(bench, job_id, checkpoint_url=f"{other}/", checkpoint_step=step)
         await bench.started(2)
         (chosen,) = (await bench.job(job_id)).chosen_starts
@@ -113,6 +148,47 @@ def test_another_folder_is_looked_at_too(tmp_path: Path, step: int | None) -> No
         assert chosen.url_step == (-1 if step is None else step)
 
     run_paused(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("step", [None, 2])
+def test_another_folder_with_another_model_is_refused(tmp_path: Path, step: int | None) -> None:
+    async def scenario(bench: Lab, job_id: str, url: str) -> None:
+        layers = SPEC.model.layers
+        deeper = parse_spec(spec_document(model={"layers": layers + 2}))
+        other = f"file://{tmp_path}/other"
+        await commit_model(other, tmp_path / "memory-2", deeper, 2)
+        problem = await refusal(bench, job_id, checkpoint_url=other, checkpoint_step=step)
+        assert "whose checkpoint of step 2 is of another model" in problem, problem
+        assert f"it has model.layers = {layers + 2}, and this job has {layers};" in problem, problem
+        # Its shapes say nothing that a spec knows, but how large it is.
+        unknown = f"file://{tmp_path}/unknown"
+        await asyncio.to_thread(commit_steps, unknown, tmp_path / "memory-3", (2,))
+        problem = await refusal(bench, job_id, checkpoint_url=unknown, checkpoint_step=step)
+        assert "whose step 2 holds a model of 49 parameters" in problem, problem
+
+    run_paused(tmp_path, scenario)
+
+
+def test_the_checkpoint_of_a_script_has_no_model_to_compare(tmp_path: Path) -> None:
+    script = parse_spec({"name": "job", "workload": {"command": ["python", "train.py"]}})
+    job = JobRecord(
+        job_id=JobId("job"),
+        name="job",
+        request_id="request",
+        spec_json=script.canonical_json(),
+        checkpoint_url=f"file://{tmp_path}/own",
+        plan=make_plan(nodes=1, workers_per_node=1, total_steps=None),
+        submitted_s=time.time(),
+        state=JobState.PAUSED,
+        since_s=time.time(),
+        reason="paused",
+        attempt=Attempt(1),
+        nodes=(None,),
+    )
+    other = f"file://{tmp_path}/other"
+    commit_steps(other, tmp_path / "memory", (2,))
+    chosen = asyncio.run(chosen_start(job, jobs_pb2.ResumeJobRequest(), other))
+    assert (chosen.url, chosen.url_step) == (other, -1)
 
 
 def test_contradictions_and_bad_urls_are_refused(tmp_path: Path) -> None:
