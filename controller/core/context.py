@@ -102,6 +102,9 @@ class Context:
     num_moves: int = 0
     # Of jobs that wait for nodes.
     looks: dict[JobId, Look] = field(default_factory=dict)
+    # Since when the quotas of their owners allow jobs that wait and that had to wait for them. Not
+    # journalled: after a restart of the controller one has waited since it queued.
+    allowed_s: dict[JobId, float] = field(default_factory=dict)
     # Searches that were asked for since the controller started.
     asked_searches: list[str] = field(default_factory=list)
     # Whether anything has changed that nodes which wait may depend on.

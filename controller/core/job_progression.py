@@ -56,6 +56,8 @@ def _leave_queue(ctx: Context, job: JobRecord) -> bool:
         job = elastic.shrink_in_queue(ctx, job, queue.turns(ctx).left_of_quota(job))
     over = queue.over_quota(ctx, job)
     if bool(over) is not job.held_back:
+        if not over:
+            ctx.allowed_s[job.job_id] = ctx.now_s
         job = ctx.put(replace(job, held_back=bool(over)))
     if over:
         ctx.explain(job, f"waiting: {over}")

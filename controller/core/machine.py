@@ -183,6 +183,7 @@ class Machine:
         for node, view in old.node_views.items():
             ctx.node_views[node] = replace(view)
         ctx.now_s, ctx.awaited, ctx.aside = old.now_s, old.awaited, dict(old.aside)
+        ctx.allowed_s = dict(old.allowed_s)
         ctx.reconciling_until_s, ctx.blind_until_s = old.reconciling_until_s, old.blind_until_s
         for node in state.nodes:
             ctx.saw(node)

@@ -6,8 +6,8 @@ those whose owner has fewer nodes, then those that came first.
 
 Others may go ahead of a job that cannot start yet. Free nodes that it can use are kept for it
 against those of a lower priority, and against all once it has waited for long, or once another
-makes room for it: so small jobs do not starve large ones. Nothing is kept for a job that the fleet
-is too small for.
+makes room for it: so small jobs do not starve large ones. The time for which it waited for its
+owner's quota does not count. Nothing is kept for a job that the fleet is too small for.
 
 A job that may preempt has jobs of a lower priority stop after a step. They go on from there when it
 is their turn again.
@@ -115,9 +115,20 @@ class Turns:
             job.job_id,
         )
 
+    def waited_s(self, job: JobRecord) -> float:
+        """For how long a job has waited for nodes that its owner may have.
+
+        If the time for which it waited for his quota counted, a long backlog would come before the
+        jobs of all who have fewer nodes.
+        """
+        since_s = max(job.since_s, self._ctx.allowed_s.get(job.job_id, job.since_s))
+        return self._ctx.now_s - since_s
+
     def _is_reserved(self, job: JobRecord) -> bool:
-        has_waited = self._ctx.now_s - job.since_s >= self._ctx.settings.reserve_after_s
-        return has_waited or job.job_id in self._given_room
+        if job.job_id in self._given_room:
+            return True
+        has_waited = self.waited_s(job) >= self._ctx.settings.reserve_after_s
+        return has_waited and not job.held_back and not self.is_over_quota(job)
 
     def _holding(self) -> Iterator[JobRecord]:
         """Jobs for which nodes can be kept at all, by their turn."""
@@ -219,7 +230,7 @@ def make_room(ctx: Context, job: JobRecord, num_free: int) -> str:
     """
     if not job.plan.preempts or ctx.is_unsure:
         return ""
-    is_new = ctx.now_s - job.since_s < ctx.settings.reserve_after_s
+    is_new = turns(ctx).waited_s(job) < ctx.settings.reserve_after_s
     if ctx.settings.brings_nodes and is_new:
         # The cluster may have hosts for it.
         return ""

@@ -134,6 +134,7 @@ def prune(ctx: Context, event: RecordsExpired) -> None:
             incidents = tuple(each.incident for each in ctx.state.incidents_of(job))
             ctx.record(JobPruned(job_id=job_id, incidents=incidents))
             ctx.looks.pop(job_id, None)
+            ctx.allowed_s.pop(job_id, None)
             ctx.aside.pop(job_id, None)
     known = (ctx.state.incidents.get(incident) for incident in event.incidents)
     closed = tuple(each.incident for each in known if each is not None and _may_go(ctx.state, each))

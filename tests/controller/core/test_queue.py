@@ -186,6 +186,25 @@ def test_an_owner_has_no_more_nodes_than_his_quota() -> None:
     assert not fleet.job(JobId("b")).held_back
 
 
+def test_no_node_is_kept_for_the_time_that_a_job_waited_for_its_owners_quota() -> None:
+    """Else the backlog of an owner comes before the jobs of those who have fewer nodes."""
+    fleet = Fleet(3, quotas=(("alice", 2),))
+    fleet.ask("sam", 1, "sam")
+    for number in range(4):
+        fleet.ask(f"alice-{number}", 1, "alice")
+    fleet.now_s += RESERVE_S
+    fleet.ask("kim-0", 1, "kim")
+    assert [job.job_id for job in fleet.machine.queue()] == ["kim-0", "alice-2", "alice-3"]
+    fleet.end("alice-0")
+    assert fleet.held() == {"sam": 1, "alice": 1, "kim": 1}
+    # Now she may have one more, and her next job has waited for a node.
+    fleet.now_s += RESERVE_S
+    fleet.ask("max", 1, "max")
+    fleet.end("sam")
+    assert fleet.states()["alice-2"] == "RUNNING"
+    assert [job.job_id for job in fleet.machine.queue()] == ["max", "alice-3"]
+
+
 def test_a_job_that_may_preempt_has_lower_ones_stop_after_a_step() -> None:
     fleet = Fleet(4)
     fleet.ask("old", 2)
