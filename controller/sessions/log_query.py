@@ -82,6 +82,8 @@ class LogQuery:
         self._away: dict[NodeId, float] = {}
         # Nodes of which the reader already knows that something is missing.
         self._missing: dict[NodeId, None] = {}
+        # Whether anything has come.
+        self.has_put = False
         self._waiting_bytes = 0
         self._ready = asyncio.Event()
 
@@ -121,6 +123,7 @@ class LogQuery:
         node = NodeId(chunk.node)
         self._asked[node].heard_s = self.put_s = _now_s()
         self._missing.pop(node, None)
+        self.has_put = True
         if self._waiting_bytes + len(chunk.data) > MAX_WAITING_BYTES:
             self.is_too_slow = True
         else:
@@ -172,6 +175,10 @@ class LogQuery:
         """Tell the reader of ranks that have no node."""
         for each in ranks:
             self._put_missing(NodeId(""), "the job has no node for them at present", each)
+
+    def note_away(self, ranks: Ranks, why: str) -> None:
+        """Tell the reader of ranks that no node that was asked has."""
+        self._put_missing(NodeId(""), why, ranks)
 
     def note_missing(self, views: Mapping[NodeId, NodeView], *, is_followed: bool) -> list[NodeId]:
         """Tell the reader what is missing by now; nodes that are given up."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from controller.core.edge.edge import Edge
+from controller.core.incident_record import IncidentRecord
+from controller.core.kinds import EvidenceKind
 from controller.core.records import JobRecord
 from controller.core.states import TERMINAL
 from controller.service import Service
@@ -104,6 +106,7 @@ class LogQueries:
                 is_followed = request.follow and math.isinf(ended_s)
                 self._ask(query, job, is_followed=is_followed)
                 self._look(query, clock_s(), is_followed=is_followed)
+                self._note_lost(query, job)
                 while query.chunks:
                     yield query.take()
                 if query.is_too_slow:
@@ -181,15 +184,41 @@ class LogQueries:
     def _wanted(self, query: LogQuery, job: JobRecord) -> dict[NodeId, Ranks]:
         """Where the logs should be, and of which ranks as far as that is known."""
         request = query.request
-        placed = (
-            (job.nodes[node_index], ranks) for node_index, ranks in _ranks_by_node_index(query, job)
-        )
-        found = {node: ranks for node, ranks in placed if node is not None}
-        if request.attempt or request.all_attempts:
-            # It may have run on nodes that the job has no more, or elsewhere on these.
-            known = found if request.attempt in (0, job.attempt) else {}
-            return {node: known.get(node, range(0)) for node in (*found, *self._sessions.nodes())}
-        return found
+        found = _ranks_by_node(query, job.nodes, job.plan.workers_per_node)
+        if not request.attempt and not request.all_attempts:
+            return found
+        # It may have run on nodes that the job has no more, or elsewhere on these.
+        known = found if request.attempt in (0, job.attempt) else {}
+        record = self._service.state.attempts.get(job.job_id)
+        if record is not None and request.attempt in (0, record.attempt):
+            began = _ranks_by_node(query, record.nodes, record.workers_per_node)
+            known = began if request.attempt else {**began, **known}
+        # Which ranks a node had that was lost is not known: of one rank see `_note_lost`.
+        lost = () if request.HasField("rank") else self._lost(query, job)
+        asked = (*known, *found, *lost, *self._sessions.nodes())
+        return {node: known.get(node, range(0)) for node in asked}
+
+    def _lost(self, query: LogQuery, job: JobRecord) -> list[NodeId]:
+        """Nodes that were lost to the earlier attempts whose logs are read."""
+        state, wanted = self._service.state, query.request.attempt
+        record = state.attempts.get(job.job_id)
+        if query.kind.ByteSize() or (record is not None and wanted == record.attempt):
+            return []
+        incidents = (each for each in state.incidents_of(job) if wanted in (0, each.attempt))
+        return list(dict.fromkeys(node for each in incidents for node in _lost_in(each)))
+
+    def _note_lost(self, query: LogQuery, job: JobRecord) -> None:
+        """Once all that are connected have answered: one rank's logs may be on a lost node."""
+        request = query.request
+        is_of_one = request.HasField("rank") and request.attempt and not request.follow
+        # Of what is searched for there may be none.
+        if not is_of_one or query.is_selective or query.answering() or query.has_put:
+            return
+        away = [node for node in self._lost(query, job) if not self._sessions.is_connected(node)]
+        if away:
+            which = f"{away[0]} or {len(away) - 1} more" if len(away) > 1 else away[0]
+            why = f"no connected node has any; they may be on {which}, lost since then"
+            query.note_away(range(request.rank, request.rank + 1), why)
 
     def _cancel(self, query_id: str, node: NodeId) -> None:
         cancel = agents_pb2.LogQuery(query_id=query_id, cancel=True)
@@ -200,10 +229,27 @@ class LogQueries:
             query.node_left(node)
 
 
-def _ranks_by_node_index(query: LogQuery, job: JobRecord) -> Iterator[tuple[int, Ranks]]:
+def _lost_in(incident: IncidentRecord) -> Iterator[NodeId]:
+    yield from incident.culprits
+    for each in incident.evidence:
+        if each.node is not None and each.kind in (EvidenceKind.NODE_LOST, EvidenceKind.NODE_LEFT):
+            yield each.node
+
+
+def _ranks_by_node(
+    query: LogQuery, nodes: Sequence[NodeId | None], workers_per_node: int
+) -> dict[NodeId, Ranks]:
+    """The nodes that a question is about, of those in the order of ranks, with their ranks."""
+    found = _ranks_by_node_index(query, len(nodes), workers_per_node)
+    placed = ((nodes[node_index], ranks) for node_index, ranks in found)
+    return {node: ranks for node, ranks in placed if node is not None}
+
+
+def _ranks_by_node_index(
+    query: LogQuery, num_nodes: int, per_node: int
+) -> Iterator[tuple[int, Ranks]]:
     """Index of each node that a question is about, with the ranks there."""
-    per_node = job.plan.workers_per_node
-    first, last = 0, per_node * len(job.nodes)
+    first, last = 0, per_node * num_nodes
     if query.request.HasField("rank"):
         first = query.request.rank
         last = min(last, first + max(1, query.kind.num_ranks))
@@ -214,8 +260,9 @@ def _ranks_by_node_index(query: LogQuery, job: JobRecord) -> Iterator[tuple[int,
 
 def _unplaced(query: LogQuery, job: JobRecord) -> list[Ranks]:
     """Ranks that have no node at present."""
+    per_node = job.plan.workers_per_node
     return [
         ranks
-        for node_index, ranks in _ranks_by_node_index(query, job)
+        for node_index, ranks in _ranks_by_node_index(query, len(job.nodes), per_node)
         if job.nodes[node_index] is None
     ]

@@ -11,17 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from controller.core.changes import JobPut, NodePut
+from controller.core.attempt_record import AttemptRecord
+from controller.core.changes import AttemptPut, IncidentPut, JobPut, NodePut
 from controller.core.edge.edge import Edge
+from controller.core.incident_record import IncidentRecord
 from controller.core.records import JobRecord, NodeRecord
-from controller.core.states import JobState, NodeState
+from controller.core.states import IncidentState, JobState, NodeState
 from controller.rpc.nodes import NodesService
 from controller.service import Service
 from controller.sessions.log_query import ANSWER_LIMIT_S, ANSWER_S
 from controller.sessions.logs import LogQueries
 from controller.sessions.session import AgentSession, Sessions
 from outlast.clock import SystemClock
-from outlast.ids import Attempt, JobId, NodeId
+from outlast.ids import Attempt, JobId, NodeId, incident_id
 from outlast.spec.parse import parse_spec
 from outlast.v1 import agents_pb2, jobs_pb2, nodes_pb2
 from tests.controller.core.driver import make_plan
@@ -84,6 +86,48 @@ class Fleet:
 
     def read(self, **fields: object) -> Reader:
         return Reader(self.logs, jobs_pb2.LogsRequest(job_id=JOB, **fields))  # type: ignore[arg-type]
+
+    def lose(self, node: NodeId, attempt: int) -> None:
+        """The job goes on with the other one, in an attempt after this, and without this one."""
+        self.disconnect(node)
+        number = self.service.state.jobs[JOB].num_incidents + 1
+        incident = IncidentRecord(
+            incident=incident_id(JOB, number),
+            job=JOB,
+            attempt=Attempt(attempt),
+            state=IncidentState.CLOSED,
+            opened_s=1.0,
+            fault_s=1.0,
+            fault_step=1,
+            culprits=(node,),
+        )
+        self.service.state.apply(IncidentPut(incident=incident))
+        job = replace(
+            _job((NodeId("n0"), None)), attempt=Attempt(attempt + 1), num_incidents=number
+        )
+        self.service.state.apply(JobPut(job=job))
+
+    def begin(self, attempt: int, *nodes: NodeId) -> None:
+        """Nodes have begun an attempt of the job."""
+        record = AttemptRecord(
+            job=JOB,
+            attempt=Attempt(attempt),
+            nodes=nodes,
+            workers_per_node=2,
+            rendezvous_host="10.0.0.1",
+            rendezvous_port=29500,
+            committed_step=-1,
+            spec_json=SPEC.canonical_json(),
+            checkpoint_url="memory://",
+            owner="",
+        )
+        self.service.state.apply(AttemptPut(attempt=record))
+
+    async def end(self, node: str) -> None:
+        """The agent has nothing more to send."""
+        await until(lambda: node in self.asked, "it is asked")
+        end = agents_pb2.LogChunk(query_id=self.asked.pop(node), end=True)
+        self.logs.deliver(NodeId(node), end)
 
     async def answer(self, node: str, *, end: bool = True, is_selected: bool = False) -> None:
         """What a healthy agent says."""
@@ -200,6 +244,63 @@ def test_nodes_that_left_and_ranks_without_a_node_are_named_at_once(tmp_path: Pa
                 ("n0", "its agent left before it had sent all", (0, 2)),
                 ("n1", "it is not connected", (2, 2)),
             ]
+
+    run(scenario)
+
+
+def test_nodes_of_an_attempt_are_those_that_began_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with fleet(tmp_path) as found:
+            found.begin(1, *found.nodes)
+            found.disconnect(NodeId("n1"))
+            # The place is free, or another's that has not begun.
+            found.put(NodeId("n0"), None)
+            for fields, ranks in (({}, (2, 2)), ({"rank": 3}, (3, 1))):
+                reader = found.read(attempt=1, **fields)
+                await found.end("n0")
+                await reader.ends()
+                assert reader.missing == [("n1", "it is not connected", ranks)]
+            reader = found.read(attempt=1, rank=1)
+            await found.end("n0")
+            await reader.ends()
+            assert reader.missing == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("fields", [{"attempt": 1}, {"all_attempts": True}])
+def test_nodes_that_were_lost_to_an_earlier_attempt_are_named(
+    tmp_path: Path, fields: dict[str, object]
+) -> None:
+    async def scenario() -> None:
+        async with fleet(tmp_path) as found:
+            found.lose(NodeId("n1"), 1)
+            reader = found.read(**fields)
+            await found.end("n0")
+            await reader.ends()
+            # Which ranks it had is not known any more.
+            assert reader.missing == [("n1", "it is not connected", (0, 0))]
+            reader = found.read(attempt=2)
+            await found.end("n0")
+            await reader.ends()
+            assert reader.missing == []
+
+    run(scenario)
+
+
+def test_a_rank_that_nobody_has_of_an_attempt_that_lost_a_node_is_missing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with fleet(tmp_path) as found:
+            found.lose(NodeId("n1"), 1)
+            reader = found.read(attempt=1, rank=3)
+            await found.end("n0")
+            await reader.ends()
+            why = "no connected node has any; they may be on n1, lost since then"
+            assert reader.missing == [("", why, (3, 1))]
+            reader = found.read(attempt=1, rank=0)
+            await found.answer("n0")
+            await reader.ends()
+            assert (reader.data, reader.missing) == (["of n0\n"], [])
 
     run(scenario)
 
