@@ -51,7 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--micro-batches", type=int, default=4)
-    parser.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
+    parser.add_argument(
+        "--recompute", choices=("none", "selective", "full", "offload"), default="none"
+    )
     parser.add_argument("--save", type=Path, help="folder in host memory, such as /dev/shm/bench")
     options = parser.parse_args(arguments)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")

@@ -97,7 +97,9 @@ def of(address: str, environment: Mapping[str, str] | None = None) -> Access:
         found = replace(found, ca=read_text(Path(path)))
     if path := given.get("OUTLAST_TOKEN_FILE"):
         token = read_text(Path(path)).strip()
-        found = replace(found, token=token, session=None, token_file=path)
+        # What a pipe has is there once.
+        file = path if Path(path).expanduser().is_file() else ""
+        found = replace(found, token=token, session=None, token_file=file)
     return found
 
 
@@ -178,7 +180,7 @@ def change_logins(path: Path, change: Callable[[Logins], Logins]) -> Logins:
         AccessError: it cannot be read, written or locked.
         LoginsBusyError: another command does not end.
     """
-    with locked(path.with_name(f"{path.name}.lock")):
+    with _locked(path.with_name(f"{path.name}.lock")):
         before = read_logins(path)
         after = change(before)
         if after != before:
@@ -199,7 +201,7 @@ def renewing(path: Path, session_id: str) -> Iterator[None]:
         AccessError: it cannot be locked.
         LoginsBusyError: another command does not end.
     """
-    with locked(_session_lock(path, session_id)):
+    with _locked(_session_lock(path, session_id)):
         yield
 
 
@@ -245,7 +247,7 @@ def read_text(path: Path) -> str:
 
 
 @contextmanager
-def locked(lock: Path) -> Iterator[None]:
+def _locked(lock: Path) -> Iterator[None]:
     """Alone with a file that is there for nothing else.
 
     Raises:
@@ -258,12 +260,35 @@ def locked(lock: Path) -> Iterator[None]:
     except OSError as error:
         raise AccessError(f"{lock} cannot be written: {error.strerror or error}") from error
     with file:
-        until_s = time.monotonic() + _LOCK_S
-        while not _is_taken(file.fileno(), lock):
-            if time.monotonic() > until_s:
-                raise LoginsBusyError(f"another command has had {lock} locked for {_LOCK_S:g} s")
-            time.sleep(_LOCK_LOOK_S)
+        _take(file.fileno(), lock)
         yield
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Alone with a folder, without a file that would be somebody's.
+
+    Raises:
+        AccessError: it cannot be locked.
+        LoginsBusyError: another command does not end.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise AccessError(f"{folder} cannot be locked: {error.strerror or error}") from error
+    try:
+        _take(handle, folder)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _take(handle: int, lock: Path) -> None:
+    until_s = time.monotonic() + _LOCK_S
+    while not _is_taken(handle, lock):
+        if time.monotonic() > until_s:
+            raise LoginsBusyError(f"another command has had {lock} locked for {_LOCK_S:g} s")
+        time.sleep(_LOCK_LOOK_S)
 
 
 def _is_taken(file: int, lock: Path) -> bool:

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ import grpc.aio
 
 from outlast.access import Access, AccessError, read_text
 from outlast.addresses import addresses_of
-from outlast.errors import OutlastError
-from outlast.oidc.renewal import fresh
+from outlast.errors import OutlastError, RetryableError
+from outlast.oidc.renewal import INTERRUPTED_S, fresh
 
 # How a token travels, that of a caller and that of a node.
 HEADER = "authorization"
@@ -29,6 +29,8 @@ _READY_S = 2.0
 _DECIDED = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
 # While a stream is open, between two looks at its token, which is renewed 10 s before its end.
 _LOOK_S = 3.0
+# At most, where it cannot be renewed.
+_MOST_PAUSE_S = 60.0
 _FOR_CLIENTS: _Options = (
     ("grpc.max_receive_message_length", 256 * 2**20),
     # Errors travel in what gRPC calls metadata, and a bad spec may have many.
@@ -149,6 +151,8 @@ class Bearer(
     def __init__(self, access: Access) -> None:
         self._access = access
         self._renewing = threading.Lock()
+        # Those that show it again, and how each is told to end.
+        self._showing: dict[threading.Thread, threading.Event] = {}
 
     @property
     def has_token(self) -> bool:
@@ -189,22 +193,42 @@ class Bearer(
             yield
             return
         is_over = threading.Event()
-        shown = self.token()
-
-        def look() -> None:
-            nonlocal shown
-            while not is_over.wait(_LOOK_S):
-                # What is wrong with the login, the stream's end says.
-                with suppress(OutlastError):
-                    if (token := self.token()) != shown:
-                        show()
-                        shown = token
-
-        threading.Thread(target=look, name="renewal", daemon=True).start()
+        thread = threading.Thread(
+            target=self._show, args=(show, self.token(), is_over), name="renewal", daemon=True
+        )
+        self._showing[thread] = is_over
+        thread.start()
         try:
             yield
         finally:
+            self._end(thread)
+
+    def close(self) -> None:
+        """Renew nothing any more; a channel that is closed takes no calls."""
+        for thread in list(self._showing):
+            self._end(thread)
+
+    def _end(self, thread: threading.Thread) -> None:
+        if (is_over := self._showing.pop(thread, None)) is not None:
             is_over.set()
+            # An answer that is under way may have the next refresh token.
+            thread.join(INTERRUPTED_S)
+
+    def _show(self, show: Callable[[], object], shown: str, is_over: threading.Event) -> None:
+        pause_s = _LOOK_S
+        while not is_over.wait(pause_s):
+            try:
+                token = self.token()
+                if token != shown and not is_over.is_set():
+                    show()
+                    shown = token
+            except RetryableError:
+                pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+            except OutlastError:
+                # What is wrong with the login, the stream's end says.
+                return
+            else:
+                pause_s = _LOOK_S
 
 
 def _read_again(access: Access) -> Access:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -110,6 +110,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
+        self._bearer.close()
         self._channel.close()
 
     def who_am_i(self) -> access_pb2.WhoAmIResponse:
@@ -385,12 +386,11 @@ class Client:
     def _stream(
         self, method: grpc.UnaryStreamMultiCallable[Any, _Response], request: object
     ) -> Iterator[_Response]:
-        call = method(request)
-        try:
-            with self._translated(), self._bearer.shown_again(self.who_am_i):
-                yield from call
-        finally:
-            call.cancel()  # type: ignore[no-untyped-call]  # so in its stubs
+        again = self._bearer.shown_again(self.who_am_i)
+        with self._translated(), again, ExitStack() as stack:
+            call = method(request)
+            stack.callback(call.cancel)
+            yield from call
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

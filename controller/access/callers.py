@@ -24,6 +24,7 @@ ORGANIZATION = "outlast:"
 UNKNOWN_TOKEN = "the token is not known, or has expired"
 # Callers of issuers whose newest tokens are remembered; of more, those whose tokens hold.
 _MOST_RENEWED = 10_000
+_DOTS_OF_JWT = 2
 
 
 def _now() -> datetime.datetime:
@@ -85,9 +86,12 @@ class Callers:
             self._note_renewed(caller, expiry_of(token) or 0.0)
         return caller
 
-    def by_newer_token(self, caller: Caller) -> Caller | None:
-        """A caller by another token of an issuer that he has shown since; None when none holds."""
+    def by_newer_token(self, caller: Caller, header: str) -> Caller | None:
+        """A caller who has shown an issuer's token, by another one since; None when none holds."""
         self._refresh()
+        if header.count(".") != _DOTS_OF_JWT:
+            # Of the file, or none: its owner may be called like somebody whom an issuer knows.
+            return None
         until_s, found = self._renewed.get(caller.name, (0.0, caller))
         return found if until_s > self._now().timestamp() else None
 

@@ -190,7 +190,8 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
         """
         if call.rule.role is None:
             return
-        found = self._found(call, context) or self._callers.by_newer_token(made.caller)
+        header = _text(call.metadata.get(HEADER))
+        found = self._found(call, context) or self._callers.by_newer_token(made.caller, header)
         owner = self._owner_of(made.request.job_id) if call.rule.of_owner else None
         if found is not None and not refusal(found, call.rule, owner):
             return

@@ -24,7 +24,7 @@ import yaml
 from controller.access.issuers import NAME, NAME_ALLOWED, Issuer, issuer_of
 from controller.access.roles import ROLES, Caller, Role
 from outlast import private
-from outlast.access import AccessError, LoginsBusyError, locked
+from outlast.access import AccessError, LoginsBusyError, locked_folder
 from outlast.errors import FatalError
 
 # What a token looks like to those who search for lost ones.
@@ -123,7 +123,7 @@ def change(path: Path, changed: Callable[[Known], Known]) -> None:
         TokensError: it cannot be read, written or locked.
     """
     try:
-        with locked(path.with_name(f"{path.name}.lock")):
+        with locked_folder(path.parent):
             write(path, changed(read(path) if path.exists() else Known()))
     except (AccessError, LoginsBusyError) as error:
         raise TokensError(str(error)) from error

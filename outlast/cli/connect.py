@@ -112,11 +112,23 @@ def connector(controller: str, state_dir: Path) -> Callable[[], Client]:
         from outlast.client import UnavailableError
 
         try:
+            if not controller and named != _login_named(named):
+                raise CliError(f"the login {named!r} is not kept any more")
             return find_controller(named, state_dir).client()
         except CliError as error:
             raise UnavailableError(str(error)) from error
 
     return connect
+
+
+def _login_named(name: str) -> str:
+    """The name again, if there is a login of it; "" where there is none."""
+    from outlast.access import AccessError, logins_file, read_logins
+
+    try:
+        return name if name in read_logins(logins_file()).by_name else ""
+    except AccessError as error:
+        raise CliError(str(error)) from error
 
 
 def _login_in_use(state_dir: Path) -> str:

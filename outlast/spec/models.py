@@ -118,7 +118,7 @@ class ParallelSpec(Section):
     @classmethod
     def _only_its_level(cls, zero: object) -> object:
         """Version 0.1.0 had a number here; its jobs go on, and its controllers give it."""
-        return {"level": zero} if type(zero) is int else zero
+        return {"level": zero} if type(zero) is int and zero in range(4) else zero
 
     @property
     def folds(self) -> bool:

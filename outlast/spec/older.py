@@ -46,6 +46,9 @@ def for_agents(spec_json: str) -> str:
     if document.get("model", {}).get("preset") is not None:
         # Without a field, the preset's value would count.
         return spec_json
+    if document.get("workload", {}).get("command") is not None:
+        # That release runs no scripts, and the package in a script's image reads what is there.
+        return spec_json
     return json.dumps(_needed(document, _defaults(), ""), sort_keys=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,8 @@ from outlast.addresses import addresses_of
 from outlast.channel import Bearer, open_channel
 from outlast.cli.connect import connector
 from outlast.cli.folders import DEFAULT_STATE_DIR
+from outlast.client import UnavailableError
+from outlast.oidc.issuer import LoginError
 from outlast.ports import free_port
 from outlast.v1 import access_pb2
 from outlast.v1.access_pb2_grpc import AccessServicer, AccessStub, add_AccessServicer_to_server
@@ -121,6 +124,59 @@ def test_a_token_that_is_replaced_while_a_stream_is_open_is_shown(
     assert shown.empty()
 
 
+def test_who_ends_while_a_token_is_renewed_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer may have the next refresh token; and a closed channel takes no call."""
+    monkeypatch.setattr(channels, "_LOOK_S", 0.01)
+    path = tmp_path / "token"
+    path.write_text("one")
+    began, may_end = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def renew(access: Access, *, refused: str = "") -> Access:
+        if access.token == "two":
+            began.set()
+            may_end.wait(30)
+            done.append("renewed")
+        return access
+
+    monkeypatch.setattr(channels, "fresh", renew)
+    bearer = Bearer(Access(token="one", token_file=str(path)))
+    with bearer.shown_again(lambda: done.append("shown")):
+        path.write_text("two")
+        assert began.wait(30)
+        threading.Timer(0.1, may_end.set).start()
+        # As a program does that leaves a stream where it is.
+        bearer.close()
+        assert done == ["renewed"]
+
+
+def test_a_login_that_is_over_is_not_asked_about_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "_LOOK_S", 0.01)
+    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def renew(access: Access, *, refused: str = "") -> Access:
+        if access.token == "two":
+            asked.put(access.token)
+            raise LoginError("it is over")
+        return access
+
+    monkeypatch.setattr(channels, "fresh", renew)
+    path = tmp_path / "token"
+    path.write_text("one")
+    bearer = Bearer(Access(token="one", token_file=str(path)))
+    before = set(threading.enumerate())
+    with bearer.shown_again(lambda: None):
+        (thread,) = set(threading.enumerate()) - before
+        path.write_text("two")
+        thread.join(30)
+        assert not thread.is_alive()
+        assert asked.qsize() == 1
+
+
 def test_who_follows_a_job_stays_with_the_login_that_was_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,3 +187,6 @@ def test_who_follows_a_job_stays_with_the_login_that_was_in_use(
     write_logins(logins_file(), Logins(current="b", by_name=by_name))
     with connect() as client:
         assert client.address == "a:1"
+    write_logins(logins_file(), Logins(current="b", by_name={"b": by_name["b"]}))
+    with pytest.raises(UnavailableError, match="the login 'a' is not kept any more"):
+        connect()

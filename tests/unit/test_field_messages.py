@@ -144,6 +144,8 @@ MESSAGES: list[tuple[dict[str, Any], str, str]] = [
         "recovery.ladder[1]",
         "is 'shrink'; allowed: restart, diagnose, replace or pause",
     ),
+    # Not a level that version 0.1.0 could have had.
+    ({"parallel": {"zero": 7}}, "parallel.zero", "is 7; allowed: a section with the fields"),
     (
         {"parallel": {"recompute": "fulll"}},
         "parallel.recompute",

@@ -65,3 +65,9 @@ def test_a_job_that_uses_nothing_new_has_no_field_that_0_1_0_would_refuse() -> N
 def test_what_agents_read_is_what_the_controller_keeps(sections: dict[str, Any]) -> None:
     spec = accepted_spec({"name": "job", **sections})
     assert accepted_spec(json.loads(for_agents(spec.canonical_json()))) == spec
+
+
+def test_a_script_reads_settings_that_are_as_they_are_without() -> None:
+    """`outlast.session` does, by itself, in an image that may be older than the agent."""
+    spec = accepted_spec({"name": "job", "workload": {"command": ["python", "/x.py"]}})
+    assert for_agents(spec.canonical_json()) == spec.canonical_json()

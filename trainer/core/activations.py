@@ -149,7 +149,11 @@ def block_bytes(facts: PlanInput, layer: int, mode: str | None = None) -> int:
 def offloaded_bytes(facts: PlanInput, stage: int) -> int:
     """Inputs of blocks in host memory, of all micro-batches in flight on a rank of `stage`."""
     layers = [sum(layer in facts.offloaded for layer in part.layers) for part in facts.parts(stage)]
-    return peak_in_flight(facts, stage) * max(layers) * facts.stream_values * facts.sizes.weight
+    one = facts.stream_values * facts.sizes.weight
+    if facts.on_gpu:
+        # torch pins memory in powers of two.
+        one = 1 << (one - 1).bit_length()
+    return peak_in_flight(facts, stage) * max(layers) * one
 
 
 def loss_bytes(facts: PlanInput) -> int:

@@ -58,17 +58,20 @@ def test_a_caller_is_known_by_the_newest_token_that_he_has_shown(
     path.write_text(yaml.safe_dump([provider.issuer().document()]))
     now = [datetime.datetime.now(datetime.UTC)]
     callers = Callers(path, now=lambda: now[0])
-    began = callers.by_token(provider.token())
+    token = provider.token()
+    began = callers.by_token(token)
     assert began == KIM
     now[0] += datetime.timedelta(hours=2)
-    assert callers.by_newer_token(began) is None
+    assert callers.by_newer_token(began, token) is None
     renewed = provider.token(exp=now[0].timestamp() + 60, groups=["ml", "ml-admins"])
     assert callers.by_token(renewed) is not None
-    known = callers.by_newer_token(began)
+    known = callers.by_newer_token(began, token)
     assert known == Caller(name=KIM.name, role=Role.ADMIN)
+    # One of the file who is called so, or was, is somebody else.
+    assert callers.by_newer_token(began, tokens.new_token()[0]) is None
     # Whose issuer is not believed any more has shown nothing.
     path.write_text("[]")
-    assert callers.by_newer_token(began) is None
+    assert callers.by_newer_token(began, token) is None
 
 
 def test_a_token_is_of_its_caller_in_the_role_of_the_groups(
