@@ -36,10 +36,12 @@ def data_loader_sign(
     return agents_pb2.AgentEvent(job_id=job_id, attempt=attempt, at_s=at_s, host_sign=sign)
 
 
-def introduction(hello: agents_pb2.Hello) -> list[agents_pb2.AgentMessage]:
+def introduction(
+    hello: agents_pb2.Hello, *, most_bytes: int = MAX_HELLO_BYTES
+) -> list[agents_pb2.AgentMessage]:
     """A hello within the bounds of a first message, and what has no room in it."""
     whole = agents_pb2.AgentMessage(hello=hello)
-    if whole.ByteSize() <= MAX_HELLO_BYTES:
+    if whole.ByteSize() <= most_bytes:
         return [whole]
     inventory = agents_pb2.Inventory(worker_statuses=hello.worker_statuses)
     hello.ClearField("worker_statuses")

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from controller.sim.world import World
 
 MAX_EVENTS = 200
+# Few enough that some of the small nodes here have more to say, as large ones do.
+_MOST_HELLO_BYTES = 4_096
 
 
 class Agent:
@@ -106,7 +108,7 @@ class Agent:
             return
         self.session = world.network.open(self.node.name)
         session = self.session
-        for message in introduction(self._hello()):
+        for message in introduction(self._hello(), most_bytes=_MOST_HELLO_BYTES):
             world.network.send(session, world.controller.hear, session, message, up=True)
         world.timeline.after(10.0, self._welcome_due, session)
 
