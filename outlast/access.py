@@ -260,49 +260,57 @@ def _locked(lock: Path) -> Iterator[None]:
     except OSError as error:
         raise AccessError(f"{lock} cannot be written: {error.strerror or error}") from error
     with file:
-        _take(file.fileno(), lock)
+        try:
+            _take(file.fileno(), lock)
+        except OSError as error:
+            # Some network file systems have no locks.
+            raise AccessError(
+                f"{lock} cannot be locked: {error.strerror or error}; have it in a folder on a "
+                "file system with locks (XDG_CONFIG_HOME)"
+            ) from error
         yield
 
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Alone with a folder, without a file that would be somebody's.
+    """Alone with a folder, which is made if need be, without a file that would be somebody's.
+
+    Without a lock where the file system has none for folders, as NFS.
 
     Raises:
-        AccessError: it cannot be locked.
+        AccessError: it cannot be made or read.
         LoginsBusyError: another command does not end.
     """
     try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise AccessError(f"{folder} cannot be locked: {error.strerror or error}") from error
     try:
-        _take(handle, folder)
+        with suppress(OSError):
+            _take(handle, folder)
         yield
     finally:
         os.close(handle)
 
 
 def _take(handle: int, lock: Path) -> None:
+    """Raises:
+    OSError: the file system has no locks.
+    LoginsBusyError: another command does not end.
+    """
     until_s = time.monotonic() + _LOCK_S
-    while not _is_taken(handle, lock):
-        if time.monotonic() > until_s:
-            raise LoginsBusyError(f"another command has had {lock} locked for {_LOCK_S:g} s")
-        time.sleep(_LOCK_LOOK_S)
-
-
-def _is_taken(file: int, lock: Path) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        # Some network file systems have no locks.
-        raise AccessError(
-            f"{lock} cannot be locked: {error.strerror or error}; have it in a folder on a file "
-            "system with locks (logins: XDG_CONFIG_HOME)"
-        ) from error
-    return True
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until_s:
+                raise LoginsBusyError(
+                    f"another command has had {lock} locked for {_LOCK_S:g} s"
+                ) from None
+            time.sleep(_LOCK_LOOK_S)
+        else:
+            return
 
 
 def _login(given: Mapping[str, Any]) -> Login:

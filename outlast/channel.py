@@ -151,7 +151,7 @@ class Bearer(
     def __init__(self, access: Access) -> None:
         self._access = access
         self._renewing = threading.Lock()
-        # Those that show it again, and how each is told to end.
+        # Threads that send the token again once it is renewed, with the event that ends each.
         self._showing: dict[threading.Thread, threading.Event] = {}
 
     @property

@@ -119,7 +119,7 @@ class Callers:
         """Read the file anew once it has changed; what was known stays while it is wrong."""
         if self._path is None or (stamp := _stamp_of(self._path)) == self._stamp:
             return
-        # A wrong file is read once, not at each call; one that is let read again has another stamp.
+        # A wrong file is read once, not at each call; one that was put right has another stamp.
         self._stamp = stamp
         try:
             known = tokens.read(self._path)
@@ -128,6 +128,9 @@ class Callers:
                 self._renewed.clear()
             self._known = known
         except FatalError as error:
+            if isinstance(error.__cause__, OSError):
+                # What a disk or network failed to read may be readable without a change of it.
+                self._stamp = None
             self._log.warning(("file",), "tokens stay as they were: %s", error)
 
 

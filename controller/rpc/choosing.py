@@ -124,8 +124,10 @@ class _Place:
 
     def _refuse_other_model(self, step: int, manifest: Manifest) -> None:
         """Ranks would find it too, each at its first tensor, after processes were made."""
+        if not self.url:
+            return
         spec = spec_of(self.job.spec_json)
-        if not self.url or spec.is_script:
+        if spec.is_script:
             return
         wrong = wrong_with_saved_model(spec, self.url, step, manifest)
         if wrong is not None:

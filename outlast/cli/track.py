@@ -126,7 +126,7 @@ def _follow(client: Client, job_id: str, trackers: list[Tracker]) -> None:
                     )
             return
         except LoginOverError:
-            # Another call shows what has been renewed, or is told what is wrong.
+            # The next call sends the renewed token; without one, its error says what to do.
             continue
         except RetryableError as error:
             if not is_away:

@@ -6,15 +6,12 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from controller.access import gate
-from controller.access.gate import Gate
-from controller.access.roles import Caller
 from outlast.cli.errors import ExitCode
 from tests.cli.running import Done, outlast
+from tests.controller.access.logins import end_login
 from tests.controller.fakes import Lab, lab
 
 Logs = Callable[..., Awaitable[Done]]
@@ -54,15 +51,7 @@ def test_each_line_is_told_with_whose_it_is(tmp_path: Path) -> None:
 def test_a_login_that_ends_is_said_and_no_output_is_left_out_without_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "AGAIN_S", 0.0)
-    found = Gate._found
-    answers = {"Logs": iter([True, False])}
-
-    def not_again(self: Gate, call: Any, context: Any) -> Caller | None:
-        known = answers.get(call.method.rpartition("/")[2], iter(()))
-        return found(self, call, context) if next(known, True) else None
-
-    monkeypatch.setattr(Gate, "_found", not_again)
+    end_login(monkeypatch, "Logs", answers=0)
 
     async def scenario(bench: Lab, logs: Logs) -> None:
         done = await logs("--follow")

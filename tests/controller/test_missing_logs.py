@@ -88,7 +88,7 @@ class Fleet:
         return Reader(self.logs, jobs_pb2.LogsRequest(job_id=JOB, **fields))  # type: ignore[arg-type]
 
     def lose(self, node: NodeId, attempt: int) -> None:
-        """The job goes on with the other one, in an attempt after this, and without this one."""
+        """`node` fails in `attempt`; the next attempt runs on the other node alone."""
         self.disconnect(node)
         number = self.service.state.jobs[JOB].num_incidents + 1
         incident = IncidentRecord(

@@ -136,6 +136,19 @@ class Cluster:
         """SIGKILL a worker."""
         os.kill(self.presents(job_id, attempt)[rank].pid, signal.SIGKILL)
 
+    def train_with_a_killed_worker(self, speed_up: Callable[[], None]) -> str:
+        """Have `TINY`, which is slow until it is sped up, lose rank 1 and end; its name."""
+        job_id = self.submit()
+        self.wait_step(job_id, 10)
+        self.kill_rank(job_id, attempt=1, rank=1)
+        speed_up()
+        job = self.wait_state(job_id, "SUCCEEDED")
+        assert job.attempt == 2
+        (incident,) = self.incidents(job_id)
+        assert (incident.cause, incident.action) == ("worker_killed", "restart_in_place")
+        assert incident.steps_redone <= 1
+        return job_id
+
     def clear(self) -> str:
         """Cancel every job that has not ended; what became of all, with their incidents."""
         lines = []

@@ -79,3 +79,13 @@ def cluster(process: Controller) -> Cluster:
     cluster = Cluster(process.state_dir, lambda: process.grpc)
     cluster.wait_nodes(2)
     return cluster
+
+
+@pytest.fixture(scope="module")
+def fault_free(cluster: Cluster) -> dict[int, float]:
+    """The losses of `TINY` without a fault. A module may have another job."""
+    job_id = cluster.submit()
+    cluster.wait_state(job_id, "SUCCEEDED")
+    losses = cluster.losses(job_id)
+    assert list(losses) == list(range(1, 61))
+    return losses

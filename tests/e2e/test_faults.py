@@ -20,28 +20,10 @@ from tests.e2e.losing import lose_node
 pytestmark = pytest.mark.timeout(400)
 
 
-@pytest.fixture(scope="module")
-def fault_free(cluster: Cluster) -> dict[int, float]:
-    """The losses of the job that the others are compared with."""
-    job_id = cluster.submit()
-    cluster.wait_state(job_id, "SUCCEEDED")
-    losses = cluster.losses(job_id)
-    assert list(losses) == list(range(1, 61))
-    return losses
-
-
 def test_job_that_loses_a_worker_has_the_same_losses(
     cluster: Cluster, fault_free: dict[int, float], slowest_steps: Desk
 ) -> None:
-    job_id = cluster.submit()
-    cluster.wait_step(job_id, 10)
-    cluster.kill_rank(job_id, attempt=1, rank=1)
-    slowest_steps.speed_up()
-    job = cluster.wait_state(job_id, "SUCCEEDED")
-    assert job.attempt == 2
-    (incident,) = cluster.incidents(job_id)
-    assert (incident.cause, incident.action) == ("worker_killed", "restart_in_place")
-    assert incident.steps_redone <= 1
+    job_id = cluster.train_with_a_killed_worker(slowest_steps.speed_up)
     assert cluster.losses(job_id) == fault_free
 
 

@@ -43,16 +43,6 @@ def process(tmp_path_factory: pytest.TempPathFactory, lasting_desk: Desk) -> Ite
                 agent.wait(timeout=DEADLINE_S)
 
 
-@pytest.fixture(scope="module")
-def fault_free(cluster: Cluster) -> dict[int, float]:
-    """The losses of a job without a fault, whose agents have no proxy before them."""
-    job_id = cluster.submit()
-    cluster.wait_state(job_id, "SUCCEEDED")
-    losses = cluster.losses(job_id)
-    assert list(losses) == list(range(1, 61))
-    return losses
-
-
 @pytest.mark.parametrize("skew", SKEWS.values(), ids=SKEWS)
 def test_job_that_loses_a_worker_has_the_same_losses(
     cluster: Cluster,
@@ -62,15 +52,7 @@ def test_job_that_loses_a_worker_has_the_same_losses(
     skew: Skew,
 ) -> None:
     with line_through_proxy(process, cluster, skew) as passed:
-        job_id = cluster.submit()
-        cluster.wait_step(job_id, 10)
-        cluster.kill_rank(job_id, attempt=1, rank=1)
-        slow_steps.speed_up()
-        job = cluster.wait_state(job_id, "SUCCEEDED")
-        assert job.attempt == 2
-        (incident,) = cluster.incidents(job_id)
-        assert (incident.cause, incident.action) == ("worker_killed", "restart_in_place")
-        assert incident.steps_redone <= 1
+        job_id = cluster.train_with_a_killed_worker(slow_steps.speed_up)
         assert cluster.losses(job_id) == fault_free
         with cluster.client as client:
             logs = list(client.logs(job_id, attempt=1))

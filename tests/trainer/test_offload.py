@@ -116,3 +116,21 @@ def test_a_plan_counts_it_in_host_memory() -> None:
         assert kept.activations_bytes - moved.activations_bytes == moved.host_activations_bytes
         # The next one is on its way while one is computed.
         assert moved.device_bytes < kept.device_bytes
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(),
+    reason="no CUDA device; test_gradients_are_bitwise_those_of_parts_that_keep_everything runs "
+    "on CPUs",
+)
+def test_a_gpu_computes_with_what_has_come_back() -> None:
+    """Its streams copy while it computes; memory that one of them still reads is given to none."""
+    device = torch.device("cuda", 0)
+    torch.manual_seed(0)
+    # Copies that take a while, beside products that would overwrite what they read.
+    layers = [nn.Linear(1024, 1024, device=device) for _ in range(DEPTH)]
+    x = torch.randn(8192, 1024, device=device).requires_grad_()
+    plain = _gradients(layers, x, offload=None)
+    for _ in range(5):
+        for one, other in zip(plain, _gradients(layers, x, offload=True), strict=True):
+            assert torch.equal(one, other)

@@ -102,7 +102,7 @@ def test_a_token_is_read_again_from_its_file(tmp_path: Path) -> None:
     assert bearer.token() == "one"
     path.write_text("two\n")
     assert bearer.token() == "two"
-    # Whoever renews it has only begun to write.
+    # The file is empty or missing while another program replaces it.
     for content in ("", None):
         path.unlink() if content is None else path.write_text(content)
         assert bearer.token() == "two"

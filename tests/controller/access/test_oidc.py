@@ -53,7 +53,7 @@ def knowing(provider: Provider) -> Iterator[Callable[..., Issuers]]:
 def test_a_caller_is_known_by_the_newest_token_that_he_has_shown(
     provider: Provider, tmp_path: Path
 ) -> None:
-    """A stream began with a token that lasts minutes, and goes on with the next one."""
+    """A stream outlives the token it began with, which lasts minutes, once a newer one is shown."""
     path = tmp_path / "tokens.yaml"
     path.write_text(yaml.safe_dump([provider.issuer().document()]))
     now = [datetime.datetime.now(datetime.UTC)]

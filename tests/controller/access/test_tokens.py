@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import errno
+import fcntl
 import os
 import re
 import stat
@@ -138,7 +140,7 @@ def test_a_file_that_is_replaced_stays_its_owners(tmp_path: Path) -> None:
 
 
 def test_a_file_that_could_not_be_read_is_read_again_once_it_can(tmp_path: Path) -> None:
-    """Rights are mended without a change of the file's time, size or place."""
+    """`chmod` changes neither the file's time of writing nor its size nor its inode."""
     path = tmp_path / "tokens.yaml"
     given = tokens_file(path)
     callers = Callers(path)
@@ -166,3 +168,42 @@ def test_changes_at_the_same_time_are_all_made(tmp_path: Path) -> None:
     with ThreadPoolExecutor(len(names)) as pool:
         list(pool.map(add, names))
     assert sorted(each.name for each in tokens.read(path).entries) == sorted(names)
+
+
+def test_a_file_whose_disk_failed_once_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tokens.yaml"
+    given = tokens_file(path)
+    callers = Callers(path)
+    kept = tuple(each for each in tokens.read(path).entries if each.name != "vera")
+    tokens.write(path, tokens.Known(entries=kept))
+
+    def fails(self: Path, *arguments: object, **named: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", fails)
+        assert callers.by_token(given["vera"]) is not None
+    assert callers.by_token(given["vera"]) is None
+
+
+def test_a_folder_that_is_not_there_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "tokens.yaml"
+    tokens.change(path, lambda known: known)
+    assert tokens.read(path) == tokens.Known()
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_without_locks_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS locks only what is open for writing, which a folder never is."""
+
+    def flock(file: int, operation: int) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    path = tmp_path / "tokens.yaml"
+    tokens.change(path, lambda known: known)
+    assert tokens.read(path) == tokens.Known()
