@@ -38,7 +38,7 @@ def plan_of(spec: JobSpec) -> JobPlan:
         total_steps=None if spec.is_script else spec.steps,
         retry_budget=recovery.retry_budget,
         in_place_restarts=recovery.in_place_restarts,
-        heals=recovery.heal and not spec.is_script,
+        heals=recovery.heal,
         first_step_timeout_s=recovery.first_step_timeout_s,
         stop_timeout_s=_stop_timeout_s(spec),
         preflight_timeout_s=recovery.preflight_timeout_s,

@@ -10,7 +10,7 @@ what is done about one (`controller.core.policy`).
 
 from __future__ import annotations
 
-from enum import StrEnum
+from outlast.enums import StrEnum
 
 
 class FailureClass(StrEnum):

@@ -101,8 +101,9 @@ class RecoverySpec(Section):
         description="Ranks that live when another dies or hangs, or its node is lost or drained, "
         "and those of an elastic job that shrinks or grows, keep their processes: they leave the "
         "attempt and join the next, with the memory of their model and their pinned slots. For "
-        "the trainer's ranks; processes of scripts are made anew. New, not run on GPUs yet (see "
-        "the limits), and off until it has run for longer.",
+        "the trainer's ranks, and for scripts that call session.healing; processes of other "
+        "scripts are made anew. Not run on GPUs yet (see the limits), and off until it has run "
+        "for longer.",
     )
     in_place_restarts: int = Field(
         1,

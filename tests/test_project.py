@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("outlast", "controller", "trainer", "checkpoint", "diagnostics", "demo")
 CORES = ("controller/core", "trainer/core", "checkpoint/core", "diagnostics/core")
 # Modules of `outlast` that a core may use: they are values and vocabulary.
-CORE_VOCABULARY = ("blackbox", "chosen", "clock", "errors", "failures", "flops", "ids", "layout")
-CORE_VOCABULARY += ("replica_shift", "sizing", "skipped", "worker_contract")
+CORE_VOCABULARY = ("blackbox", "chosen", "clock", "enums", "errors", "failures", "flops", "ids")
+CORE_VOCABULARY += ("layout", "replica_shift", "sizing", "skipped", "worker_contract")
 FORBIDDEN_IN_CORES = {
     *("asyncio", "concurrent", "logging", "multiprocessing", "random", "secrets"),
     *("socket", "subprocess", "threading", "time"),

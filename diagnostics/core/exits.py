@@ -15,10 +15,10 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from diagnostics.core.rules.exit_meaning import ExitRule
 from diagnostics.core.rules.exits import EXITS
+from outlast.enums import StrEnum
 from outlast.failures import FailureClass
 from outlast.worker_contract import CLEAN_CODES, KILLED
 

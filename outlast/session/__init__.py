@@ -11,14 +11,17 @@ Every call does nothing under plain Python or torchrun, so a script that has the
         checkpoint.save(step)
         if session.should_stop():
             break
+
+A script whose processes are to live on when a peer is lost puts all of that into a function, and
+has it called by `session.healing`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from outlast.blackbox import Phase, StepRecord
 from outlast.blackbox.records import member
@@ -28,7 +31,9 @@ from outlast.session.process import current
 if TYPE_CHECKING:
     from outlast.session.checkpoints import Checkpoints
 
-__all__ = ["Checkpoint", "box", "checkpoint", "is_active", "should_stop", "step"]
+__all__ = ["Checkpoint", "box", "checkpoint", "healing", "is_active", "should_stop", "step"]
+
+Result = TypeVar("Result")
 
 
 def is_active() -> bool:
@@ -123,8 +128,31 @@ def should_stop() -> bool:
         return False
     session.listen()
     if session.checkpoints is not None:
-        return session.checkpoints.should_stop
-    return session.is_asked_to_stop
+        session.is_told_to_stop = session.checkpoints.should_stop
+    else:
+        session.is_told_to_stop = session.is_asked_to_stop
+    return session.is_told_to_stop
+
+
+def healing(train: Callable[[], Result]) -> Result:
+    """Call `train`, and again in this process each time that another rank is lost.
+
+    With `recovery.heal` in the job's spec; without it, and under plain Python or torchrun, `train`
+    is called once. All that belongs to an attempt is made in it: process groups, what wraps a model
+    for them (DDP, `fully_shard`), the optimizer, `session.checkpoint`. What was made before the
+    call is kept: imports, the device's context, compiled functions, data that was read. A fault
+    ends TCP connections that were made since the call, and whatever waits for one raises; what
+    `train` raises then must reach its caller.
+
+    Returns:
+        What `train` returns when it has come to its end.
+    """
+    session = current()
+    if session is None or not session.contract.agent_line:
+        return train()
+    from outlast.session.healing import run
+
+    return run(session, train)
 
 
 @contextmanager

@@ -26,6 +26,8 @@ from outlast.worker_contract import GLOO_INTERFACE
 
 # A process that ends while it is in a round would take the others' results with it.
 _END_S = 5.0
+# A wait as short as gloo has them.
+_AT_ONCE = timedelta(milliseconds=1)
 
 
 class Unrecorded:
@@ -74,6 +76,17 @@ class Rounds:
             return None
         found: list[int] = self._row.tolist()
         return found
+
+    def abandon(self) -> None:
+        """Have no part in them any more."""
+        atexit.unregister(self._finish)
+        work, self._work = self._work, None
+        if work is not None:
+            # By a wait that runs out gloo closes its connections: one that is dropped with a
+            # message under way reads for ever.
+            with contextlib.suppress(RuntimeError):
+                work.wait(_AT_ONCE)
+        self._backend = None
 
     def _finish(self) -> None:
         if self._work is not None:

@@ -61,6 +61,7 @@ class Checkpoints:
             NoCheckpointError: there were some, and none of them can be loaded.
             StorageUnavailableError: storage does not answer.
         """
+        self._check_attempt()
         contract, memory_dir = self._contract, self._contract.memory_dir
         await_fetched(memory_dir, TIMEOUT_S)
         peers = self._peers()
@@ -95,6 +96,7 @@ class Checkpoints:
             TypeError: an object's state holds what cannot be saved; it is named.
             FatalError: it does not fit into host memory.
         """
+        self._check_attempt()
         held = self._held()
         self._plan.agreed(held)
         order = self._plan.order(step, held, stopping=self._is_stopping)
@@ -110,6 +112,15 @@ class Checkpoints:
         self._last_step = step
         self._tell()
 
+    def leave(self) -> Stager | None:
+        """Give the attempt up; the slots, for the checkpoints of the next one."""
+        atexit.unregister(self._finish)
+        if self._stager is not None:
+            self._stager.leave()
+        self._rounds.abandon()
+        stager, self._stager = self._stager, None
+        return stager
+
     @property
     def should_stop(self) -> bool:
         """Whether any rank was asked to stop, as all ranks knew at the last save.
@@ -121,6 +132,14 @@ class Checkpoints:
         if self._stager is not None and self._last_step >= 0:
             self._stager.want_upload(self._last_step)
         return True
+
+    def _check_attempt(self) -> None:
+        self._session.check()
+        if self._contract is not self._session.contract:
+            raise ValueError(
+                "these checkpoints are of an attempt that was left; call session.checkpoint in the "
+                "function that session.healing calls"
+            )
 
     def _finish(self) -> None:
         """Return once the last save is whole."""
@@ -212,8 +231,24 @@ class Checkpoints:
         return self._stager
 
     def _make_stager(self, tensors: Sequence[NamedTensor]) -> Stager:
+        stager = self._kept_stager(tensors) or self._new_stager(tensors)
+        stager.resumed(max(self._resumed_step, self._last_step))
+        return stager
+
+    def _kept_stager(self, tensors: Sequence[NamedTensor]) -> Stager | None:
+        """That of the attempt before in this process, if its slots will do."""
+        kept, self._session.kept_slots = self._session.kept_slots, None
+        if kept is None:
+            return None
+        is_alike = kept.is_replicated == self._is_replicated
+        if is_alike and kept.rejoin(self._contract.attempt, tensors):
+            return kept
+        kept.close()
+        return None
+
+    def _new_stager(self, tensors: Sequence[NamedTensor]) -> Stager:
         contract = self._contract
-        stager = Stager(
+        return Stager(
             contract.memory_dir,
             rank=contract.rank,
             attempt=contract.attempt,
@@ -221,9 +256,8 @@ class Checkpoints:
             tensors=tensors,
             is_replicated=self._is_replicated,
             copy_stream=_copy_stream(tensors),
+            is_void=lambda: self._session.is_void,
         )
-        stager.resumed(max(self._resumed_step, self._last_step))
-        return stager
 
 
 @contextmanager

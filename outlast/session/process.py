@@ -8,16 +8,20 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from outlast.blackbox import Phase, StepRecord, Writer, open_black_box
+from outlast.blackbox import Phase, StartMark, StepRecord, Writer, open_black_box
 from outlast.clock import node_time_ns
 from outlast.worker_contract import SESSION_FILE, WorkerContract
+
+if TYPE_CHECKING:
+    from checkpoint.stage.stager import Stager
 
 # How long ranks wait for each other in what the session makes them do together.
 TIMEOUT_S = 300.0
@@ -29,6 +33,23 @@ class Saves(Protocol):
     @property
     def should_stop(self) -> bool: ...
 
+    def leave(self) -> Stager | None:
+        """Give the attempt up; the slots, for the checkpoints of the next one."""
+
+
+class Line(Protocol):
+    """A rank's line to its agent, which may ask it to leave its attempt and live on."""
+
+    @property
+    def is_stopping(self) -> bool: ...
+
+    @property
+    def is_void(self) -> bool: ...
+
+    def trains(self) -> None: ...
+
+    def check(self) -> None: ...
+
 
 @dataclass(slots=True)
 class Session:
@@ -39,10 +60,18 @@ class Session:
     settings: dict[str, Any]
     """Of the job's spec, as far as a session goes by it: its section `checkpoint`."""
     stop_signal: signal.Signals
-    is_asked_to_stop: bool = False
-    """The stop signal came, and this process listens to it."""
+    patience_s: float = TIMEOUT_S
+    """For how long at most a rank that has left its attempt waits to join another."""
     checkpoints: Saves | None = None
     """Those that the script made last."""
+    line: Line | None = None
+    """Where the script heals."""
+    is_told_to_stop: bool = False
+    """The script knows that it is to end in order."""
+    kept_slots: Stager | None = None
+    """Of the attempt before."""
+    has_signal: bool = False
+    """The stop signal came, and this process listens to it."""
     _started_ns: int = field(default_factory=node_time_ns)
     _has_begun: bool = False
     # What the script says that it is busy with.
@@ -57,6 +86,7 @@ class Session:
 
     def step(self, record: StepRecord) -> None:
         """A step is complete."""
+        self.check()
         if not self._has_begun:
             self.resumed(record.step - 1)
         # What it did not name ends here, and begins anew: how long that takes is learned. What
@@ -75,14 +105,50 @@ class Session:
         """When the step before ended."""
         return self._started_ns
 
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether this rank is to end in order, or to leave its attempt so."""
+        return self.has_signal or (self.line is not None and self.line.is_stopping)
+
     def listen(self) -> None:
         """Have the stop signal ask only, from now on, in place of ending the process."""
         if not self._listens:
             self._listens = True
             signal.signal(self.stop_signal, self._on_signal)
+            if self.line is not None:
+                # Before, a script that is asked to end in order would not know of it.
+                self.line.trains()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.is_asked_to_stop = True
+        self.has_signal = True
+
+    @property
+    def is_void(self) -> bool:
+        """Whether what the device computed with others may be nothing, as that was aborted."""
+        return self.line is not None and self.line.is_void
+
+    def check(self) -> None:
+        """Behind what other ranks have a part in.
+
+        Raises:
+            PeerLostError: it may have come to nothing.
+        """
+        if self.line is not None:
+            self.line.check()
+
+    def leave(self) -> None:
+        """Give the attempt up: nothing of it is on its way any more."""
+        if self._listens:
+            signal.signal(self.stop_signal, signal.SIG_DFL)
+        if self.checkpoints is not None:
+            self.kept_slots = self.checkpoints.leave() or self.kept_slots
+        self.checkpoints, self.is_told_to_stop, self._listens = None, False, False
+
+    def join(self, contract: WorkerContract) -> None:
+        """Be a rank of this attempt from now on."""
+        self.contract, self.box = contract, open_black_box(contract)
+        self._started_ns, self._has_begun, self._phase = node_time_ns(), False, Phase.STEP
+        self.box.mark(StartMark.FORKED, self._started_ns)
 
     def store(self) -> Any:
         """The attempt's own keys in the store that the agent hosts."""
@@ -112,4 +178,10 @@ def current() -> Session | None:
         box=open_black_box(contract),
         settings=spec["checkpoint"],
         stop_signal=signal.Signals[spec["workload"]["stop_signal"]],
+        patience_s=_patience_s(spec["recovery"]),
     )
+
+
+def _patience_s(recovery: Mapping[str, Any]) -> float:
+    # Hangs are found by the agent; this only bounds the life of an orphan.
+    return max(float(recovery["first_step_timeout_s"]), 2 * float(recovery["hang_timeout_s"]))

@@ -106,9 +106,9 @@ class WorkloadSpec(Section):
     preload: tuple[str, ...] | Literal["off"] = Field(
         ("torch",),
         description="Modules that are imported once on a node, before its ranks are forked, in the "
-        "order given; torch always is. One that starts threads, opens a socket or takes hold of a "
-        "GPU as it is imported is left out, and the log of a rank says so. off: each rank is a "
-        "process started afresh.",
+        "order given; torch always is, with what its optimizers import (torch._dynamo). One that "
+        "starts threads, opens a socket or takes hold of a GPU as it is imported is left out, and "
+        "the log of a rank says so. off: each rank is a process started afresh.",
     )
     python: str | None = Field(
         None,

@@ -75,7 +75,7 @@ def test_assignment_holds_what_a_worker_must_know(tmp_path: Path) -> None:
     [
         ({}, False),
         ({"recovery": {"heal": True}}, True),
-        ({"recovery": {"heal": True}, "workload": {"command": ["train.py"]}}, False),
+        ({"recovery": {"heal": True}, "workload": {"command": ["train.py"]}}, True),
     ],
 )
 def test_ranks_that_live_on_have_a_line_to_their_agent(

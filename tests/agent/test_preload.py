@@ -39,8 +39,8 @@ def wanted(**workload: Any) -> Preload:
 
 
 def test_what_the_standby_has_anyway_takes_no_other_standby() -> None:
-    assert wanted() == NOTHING
-    assert wanted(preload=["torch", "numpy"]) == NOTHING
+    assert wanted().modules == ("torch._dynamo",)
+    assert wanted(preload=["torch", "numpy"]) == wanted()
     assert wanted(preload="off") == NOTHING
     assert preload_of(parse_spec({"name": "job"}), EXECUTABLE, STATE_DIR) == NOTHING
 
@@ -64,7 +64,9 @@ def test_on_a_gpu_the_trainer_finds_what_it_compiles_with(tmp_path: Path) -> Non
 
 def test_modules_are_looked_for_where_the_script_finds_them() -> None:
     found = wanted(preload=["torch", "mine"], python_path=["/lib"], env={"A": "1"})
-    assert found == Preload(modules=("mine",), folders=("/job", "/lib"), environment={"A": "1"})
+    assert found == Preload(
+        modules=("torch._dynamo", "mine"), folders=("/job", "/lib"), environment={"A": "1"}
+    )
     module = wanted(command=["python", "-m", "mine"], preload=["mine"], working_dir="/here")
     assert module.folders == ("/here",)
 
@@ -75,7 +77,8 @@ def test_another_interpreter_has_a_standby_of_its_own(tmp_path: Path) -> None:
     found = preload_of(spec, EXECUTABLE, tmp_path)
     assert found.python == "/other/bin/python"
     # numpy is not asked for: it need not be there.
-    assert found.modules == ("torch", "torch.distributed", "outlast.session.checkpoints", "mine")
+    own = ("torch", "torch.distributed", "outlast.session.checkpoints")
+    assert found.modules == (*own, "torch._dynamo", "mine")
     assert found.folders == ("/job",)
     session_dir = found.environment_of({"PYTHONPATH": "/known"})["PYTHONPATH"].split(os.pathsep)[0]
     program = found.program("trainer.worker.script_store")

@@ -46,6 +46,12 @@ def test_one_package_is_there_and_imports_nothing_of_ours_that_is_not(folder: Pa
                 assert node.module.partition(".")[0] not in set(PACKAGES) - {"outlast"}, path
 
 
+def test_all_of_it_runs_on_the_oldest_python(folder: Path) -> None:
+    """Python 3.10 has no `enum.StrEnum`."""
+    for path in folder.rglob("*.py"):
+        assert path.name == "enums.py" or "from enum import StrEnum" not in path.read_text(), path
+
+
 def test_a_copy_is_made_once(tmp_path: Path, folder: Path) -> None:
     state_dir = folder.parents[1]
     before = folder.stat().st_ino

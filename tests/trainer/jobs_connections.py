@@ -6,7 +6,7 @@ import socket
 from typing import Any
 
 from tests.trainer.ranks import RankContext
-from trainer.parallel.connections import EndedConnections
+from trainer.parallel.connections import EndedConnections, open_sockets
 
 # More than the kernel keeps for a connection of which nobody reads.
 _SENT_BYTES = 64 << 20
@@ -34,3 +34,21 @@ def end_and_drain(context: RankContext) -> dict[str, Any]:
     later = socket.create_connection(listener.getsockname(), timeout=_DEADLINE_S)
     connections.close()
     return {"woken": woken, "sent": sent, "accepts": later.getpeername()[1] > 0}
+
+
+def end_but_some(context: RankContext) -> dict[str, Any]:
+    """Connections that are spared go on."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    pairs = []
+    for _ in range(2):
+        theirs = socket.create_connection(listener.getsockname(), timeout=_DEADLINE_S)
+        pairs.append((theirs, listener.accept()[0]))
+        if len(pairs) == 1:
+            spared = open_sockets()
+    connections = EndedConnections(spared)
+    connections.look()
+    theirs, ours = pairs[0]
+    theirs.sendall(b"x")
+    heard = [ours.recv(1), pairs[1][1].recv(1)]
+    connections.close()
+    return {"heard": heard}

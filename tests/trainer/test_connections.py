@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.trainer.jobs_connections import end_and_drain
+from tests.trainer.jobs_connections import end_and_drain, end_but_some
 from tests.trainer.ranks import RankPool
 
 
@@ -12,3 +12,8 @@ def test_what_waits_is_woken_and_peers_can_still_send(ranks: RankPool) -> None:
     assert result["woken"] == b""
     assert result["sent"] >= 64 << 20
     assert result["accepts"]
+
+
+def test_connections_that_are_spared_go_on(ranks: RankPool) -> None:
+    (result,) = ranks.run(end_but_some, 1)
+    assert result["heard"] == [b"x", b""]

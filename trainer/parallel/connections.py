@@ -14,9 +14,15 @@ import contextlib
 import os
 import socket
 from collections import Counter
+from collections.abc import Collection, Iterator
 
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 _DRAINED_BYTES = 1 << 20
+
+
+def open_sockets() -> frozenset[str]:
+    """The sockets of this process, by the names that the kernel has for them."""
+    return frozenset(name for name, _ in _sockets())
 
 
 class EndedConnections:
@@ -25,7 +31,9 @@ class EndedConnections:
     Not thread-safe.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spared: Collection[str] = ()) -> None:
+        """`spared`: sockets, as `open_sockets` has them, that are left alone."""
+        self._spared = spared
         # By the name that the kernel has for the socket, a descriptor of our own.
         self._held: dict[str, socket.socket] = {}
 
@@ -35,14 +43,12 @@ class EndedConnections:
         It reads the links of all descriptors, which is too much for a loop that lasts.
         """
         users = Counter[str]()
-        for name in os.listdir("/proc/self/fd"):
-            # Its owner may close it meanwhile.
-            with contextlib.suppress(OSError):
-                target = os.readlink(f"/proc/self/fd/{name}")
-                if target.startswith("socket:"):
-                    users[target] += 1
-                    if target not in self._held:
-                        self._end(target, int(name))
+        for target, descriptor in _sockets():
+            users[target] += 1
+            if target not in self._held and target not in self._spared:
+                # Its owner may close it meanwhile.
+                with contextlib.suppress(OSError):
+                    self._end(target, descriptor)
         for target, held in self._held.items():
             # Not beside its owner, who would lose its place in what comes in.
             if users[target] == 1:
@@ -66,6 +72,16 @@ class EndedConnections:
             return
         self._held[target] = found
         found.shutdown(socket.SHUT_RD)
+
+
+def _sockets() -> Iterator[tuple[str, int]]:
+    """Each socket that a descriptor of this process is of, and the descriptor."""
+    for name in os.listdir("/proc/self/fd"):
+        # Its owner may close it meanwhile.
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith("socket:"):
+                yield target, int(name)
 
 
 def _drain(held: socket.socket) -> None:

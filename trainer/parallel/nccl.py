@@ -12,7 +12,6 @@ process group, but the order of streams is what only two GPUs could show.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from outlast.blackbox import Op
+from trainer.parallel.aborting import abort_backends
 from trainer.parallel.comm import (
     BackendComm,
     Comm,
@@ -118,22 +118,12 @@ class NcclComm(BackendComm):
 
 
 def abort(comms: Iterable[Comm]) -> None:
-    """End what the device and this process wait for in these groups, which are of no use then.
-
-    What is under way ends with whatever its tensors hold by then. All communicators are aborted at
-    once, each by a thread: one that is aborted before another may wait for the kernels of that one
-    (pytorch/pytorch#119797), and torch aborts in threads of its own, outside of any group of calls.
+    """End what the device and this process wait for in these groups, as `abort_backends` does.
 
     Raises:
         RuntimeError: NCCL cannot.
     """
-    backends = [comm.backend for comm in comms if isinstance(comm, NcclComm)]
-    if not backends:
-        return
-    with ThreadPoolExecutor(len(backends), thread_name_prefix="abort") as threads:
-        aborted = [threads.submit(backend.abort) for backend in backends]
-    for each in aborted:
-        each.result()
+    abort_backends([comm.backend for comm in comms if isinstance(comm, NcclComm)])
 
 
 class _Work:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from trainer.parallel.aborting import LIVES_ON
 from trainer.worker.assignment import Assignment
 
 _DETERMINISTIC = "TORCHINDUCTOR_DETERMINISTIC"
@@ -35,17 +36,6 @@ def set_up_device(assignment: Assignment) -> torch.device:
     return device
 
 
-def settle(device: str) -> None:
-    """Return once the device of this process has nothing under way.
-
-    Raises:
-        RuntimeError: it is of no use to this process any more, which must be made anew.
-    """
-    # torch's stubs leave this function untyped.
-    if device == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
-
-
 def cuda_environment(*, bitwise: bool, pipelined: bool, lives_on: bool) -> dict[str, str]:
     """Variables that CUDA, torch's compiler and its groups read once, when they are first used."""
     found = {
@@ -64,16 +54,5 @@ def cuda_environment(*, bitwise: bool, pipelined: bool, lives_on: bool) -> dict[
         # Kernels chosen by measuring them may be others after a restart.
         found[_DETERMINISTIC] = "1"
     if lives_on:
-        # An operation that fails, as its peer is gone, is aborted by this process when it leaves.
-        # torch's own threads would end it before, or call what they see then an error.
-        found |= {
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-            "TORCH_NCCL_ENABLE_MONITORING": "0",
-            "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
-            # They would wait for a minute, once they know of a failure, for records to be written.
-            "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
-            # Multicast memory of NVLink's switches does not survive an abort (known to those who
-            # restart inside of processes, nvidia-resiliency-ext).
-            "NCCL_NVLS_ENABLE": "0",
-        }
+        found |= LIVES_ON
     return found

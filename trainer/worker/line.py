@@ -15,7 +15,7 @@ import contextlib
 import queue
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from outlast.worker_contract import WorkerContract
 from outlast.worker_line import (
@@ -39,9 +39,13 @@ _DRAIN_EVERY_S = 0.01
 class AgentLine:
     """One rank's end, for as long as its process lives."""
 
-    def __init__(self, address: str, *, attempt: int) -> None:
-        """Connect in the background. An agent that is gone asks nothing."""
+    def __init__(self, address: str, *, attempt: int, spared: Collection[str] = ()) -> None:
+        """Connect in the background. An agent that is gone asks nothing.
+
+        `spared`: sockets that are no connections to other ranks (`connections.open_sockets`).
+        """
         self._attempt = attempt
+        self._spared = spared
         self._leaving = threading.Event()
         # Set while steps are done, and once the one under way is to be the last.
         self._trains = threading.Event()
@@ -65,6 +69,10 @@ class AgentLine:
     def is_leaving(self) -> bool:
         """Whether the agent has asked this rank to give its attempt up."""
         return self._leaving.is_set()
+
+    def is_asked_within(self, timeout_s: float) -> bool:
+        """Whether the agent asks this rank to give its attempt up, at the latest after so long."""
+        return self._leaving.wait(timeout_s)
 
     @property
     def is_open(self) -> bool:
@@ -119,7 +127,7 @@ class AgentLine:
                 return
             # Before its connections, which NCCL uses while it aborts.
             self._abort_held()
-            connections = EndedConnections()
+            connections = EndedConnections(self._spared)
             # Before this rank lets go of them: its peers are not to see that yet.
             connections.look()
             self._ending = threading.Thread(

@@ -49,6 +49,7 @@ from outlast.worker_contract import (
     WorkerExitCode,
 )
 from trainer.data.node import NodeLoader
+from trainer.parallel.aborting import settle
 from trainer.parallel.comm import PeerLostError
 from trainer.parallel.hosts import join_hosts
 from trainer.parallel.mesh import Mesh, build_mesh, rejoin
@@ -56,7 +57,7 @@ from trainer.recovery.replay import Replay
 from trainer.worker import evidence, warmup
 from trainer.worker.assignment import Assignment, expected_by
 from trainer.worker.body import build_body
-from trainer.worker.device import set_up_device, settle
+from trainer.worker.device import set_up_device
 from trainer.worker.kept import Kept
 from trainer.worker.line import AgentLine
 from trainer.worker.loop import TrainLoop

@@ -173,9 +173,7 @@ def _layout(parallel: Mapping[str, int]) -> Layout:
 
 def is_healed(spec: Mapping[str, Any]) -> bool:
     """Whether ranks leave an attempt and live on for the next one."""
-    is_asked_for = bool(spec.get("recovery", {}).get("heal"))
-    is_script = spec.get("workload", {}).get("command") is not None
-    return is_asked_for and not is_script
+    return bool(spec.get("recovery", {}).get("heal"))
 
 
 def _contract(

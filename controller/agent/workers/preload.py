@@ -18,6 +18,8 @@ _STANDBY = "trainer.worker.standby"
 # Another interpreter may have no numpy; torch imports it where there is one.
 _ALWAYS_THERE = ("torch", "torch.distributed", "outlast.session.checkpoints")
 _PATH = "PYTHONPATH"
+# torch's optimizers import it at their first step: 2 s of each restart.
+_AT_FIRST_STEP = ("torch._dynamo",)
 # The standby has them in any case.
 _ALWAYS = ("numpy", "torch", "torch.distributed")
 
@@ -93,7 +95,7 @@ def preload_of(spec: JobSpec, executable: str, state_dir: Path) -> Preload:
     if workload.preload == "off":
         return NOTHING
     found = start_of(command, executable=executable, python=workload.interpreter)
-    always = _ALWAYS_THERE if found.is_foreign else ()
+    always = (*(_ALWAYS_THERE if found.is_foreign else ()), *_AT_FIRST_STEP)
     wanted = dict.fromkeys((*always, *workload.preload))
     modules = tuple(module for module in wanted if found.is_foreign or module not in _ALWAYS)
     if not modules or not found.python:
