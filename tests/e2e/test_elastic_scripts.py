@@ -44,12 +44,12 @@ def others(process: Controller, tmp_path: Path) -> Iterator[HandNodes]:
         yield nodes
 
 
-def elastic(cluster: Cluster, *command: str, **more: Any) -> str:
+def elastic(cluster: Cluster, *command: str, heal: bool = False, **more: Any) -> str:
     return submit(
         cluster,
         *command,
         workload={"min_nodes": 1, "max_nodes": 2},
-        recovery={"elastic": {"after_s": 1, "grow_after_s": 2}},
+        recovery={"elastic": {"after_s": 1, "grow_after_s": 2}, "heal": heal},
         **more,
     )
 
@@ -93,12 +93,13 @@ def test_a_script_that_saves_by_itself_goes_on_with_the_nodes_there_are(
     _cancel(cluster, job_id)
 
 
+@pytest.mark.parametrize("heal", [False, True], ids=["session", "healing"])
 def test_a_script_with_a_session_grows_after_a_step_that_all_have_done(
-    cluster: Cluster, process: Controller, others: HandNodes
+    cluster: Cluster, process: Controller, others: HandNodes, heal: bool
 ) -> None:
-    script = str(EXAMPLES / "ddp_session.py")
+    script = str(EXAMPLES / f"ddp_{'healing' if heal else 'session'}.py")
     stored = {"storage_interval_steps": INTERVAL}
-    job_id = elastic(cluster, *PACED, script, *STEPS, checkpoint=stored)
+    job_id = elastic(cluster, *PACED, script, *STEPS, checkpoint=stored, heal=heal)
     before = runs_on(cluster, job_id, 2)
     wait_for(lambda: cluster.job(job_id).committed_step >= INTERVAL, "a checkpoint in storage")
     lose_node(process.state_dir, before.nodes[1])
@@ -108,6 +109,8 @@ def test_a_script_with_a_session_grows_after_a_step_that_all_have_done(
     wait_for(lambda: steps_of(cluster, job_id, larger.attempt), "it to go on")
     done = steps_of(cluster, job_id, smaller.attempt)
     assert steps_of(cluster, job_id, larger.attempt)[0] == done[-1] + 1
+    pids = {cluster.presents(job_id, each.attempt)[0].pid for each in (before, smaller, larger)}
+    assert (len(pids) == 1) is heal
     _cancel(cluster, job_id)
 
 
