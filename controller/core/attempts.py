@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from typing import assert_never
 
-from controller.core import copies, incidents, misfit, nodes, searching, spares, topology
+from controller.core import copies, incidents, misfit, nodes, searching, spares, topology, versions
 from controller.core.attempt_record import AttemptRecord
 from controller.core.changes import AttemptPut
 from controller.core.context import Context
@@ -67,11 +67,14 @@ def _chosen(
             # The node that was here before says best where the next should stand, if it is known.
             lost = _path_at(ctx, job.nodes[place]) if job.attempt > NO_ATTEMPT else ()
             wanted.append(lost or before or next(iter(held), ()))
-    classes: list[list[tuple[NodeId, topology.Path]]] = [[], [], []]
+    classes: list[list[tuple[NodeId, topology.Path]]] = [[] for _ in range(6)]
+    version = versions.preferred(ctx, job, free)
     for node in free:
         # It is stopped: nodes that need no check come first.
         kind = 0 if node.node in ready else 1 if node.state is NodeState.STANDBY else 2
-        classes[kind if job.attempt > NO_ATTEMPT else 0].append((node.node, node.path))
+        # With another version it does not start.
+        others = 3 if ctx.view(node.node).version not in ("", version) else 0
+        classes[others + (kind if job.attempt > NO_ATTEMPT else 0)].append((node.node, node.path))
     for place, chosen in zip(left, topology.choose(wanted, classes), strict=True):
         if chosen is not None:
             yield place, chosen

@@ -59,6 +59,8 @@ class NodeView:
     closed: str = ""
     # Where its host stands, as the cluster says.
     topology: str = ""
+    # Of Outlast, as its agent says; "" for one that does not.
+    version: str = ""
     late_since_s: float = 0.0
 
 

@@ -48,7 +48,7 @@ def joined(ctx: Context, event: NodeJoined) -> None:
     """An agent is here, with the truth about its node."""
     before = ctx.view(event.node)
     ctx.node_views[event.node] = NodeView(
-        connected=True, closed=before.closed, topology=before.topology
+        connected=True, closed=before.closed, topology=before.topology, version=event.version
     )
     ctx.silent.pop(event.node, None)
     ctx.saw(event.node)

@@ -21,6 +21,7 @@ from controller.core import (
     queue,
     searching,
     swapping,
+    versions,
 )
 from controller.core.capacity import need_in_words
 from controller.core.context import Context
@@ -93,6 +94,10 @@ def _provision(ctx: Context, job: JobRecord) -> bool:
         ctx.explain(job, f"waiting for the agent of {names(away)} to connect")
         looks.looked(ctx, job.job_id, len(away))
         return False
+    if not missing and (differing := versions.in_words(ctx, job)):
+        ctx.explain(job, _differing(differing))
+        looks.looked(ctx, job.job_id, 1)
+        return False
     if not missing:
         deadline_s = ctx.now_s + job.plan.preflight_timeout_s
         job = ctx.move_job(
@@ -128,6 +133,9 @@ def _pass_preflight(ctx: Context, job: JobRecord) -> bool:
     if attempts.away(ctx, job):
         ctx.move_job(job, JobState.PROVISIONING, "an agent is away before the start")
         return True
+    if differing := versions.in_words(ctx, job):
+        ctx.move_job(job, JobState.PROVISIONING, _differing(differing))
+        return True
     attempts.start(
         ctx, job, "every node passed its checks" if job.plan.preflight else "nodes are free"
     )
@@ -143,6 +151,9 @@ def _restart(ctx: Context, job: JobRecord) -> bool:
         return True
     if attempts.away(ctx, job):
         ctx.move_job(job, JobState.PROVISIONING, job.reason)
+        return True
+    if differing := versions.in_words(ctx, job):
+        ctx.move_job(job, JobState.PROVISIONING, _differing(differing))
         return True
     attempts.start(ctx, job, "restarting in place")
     return True
@@ -271,6 +282,10 @@ _STEPS: dict[JobState, Callable[[Context, JobRecord], bool]] = {
     JobState.DIAGNOSING: _finish_diagnosis,
     JobState.REPAIRING: _replace_nodes,
 }
+
+
+def _differing(in_words: str) -> str:
+    return f"waiting for one version of Outlast on its nodes, whose agents run {in_words}"
 
 
 def _wait_until_s(ctx: Context, job: JobRecord) -> float | None:

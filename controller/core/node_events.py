@@ -54,6 +54,8 @@ class NodeJoined:
     # The agent before it on the node, if that one ended in order.
     predecessor: str = ""
     capacity: Capacity | None = None
+    # Of Outlast.
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,6 +107,7 @@ def node_joined(hello: agents_pb2.Hello) -> NodeJoined:
         replica_token=hello.replica_token,
         predecessor=hello.predecessor,
         capacity=capacity_of(hello.capacity) if hello.HasField("capacity") else None,
+        version=hello.version,
     )
 
 

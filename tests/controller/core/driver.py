@@ -176,7 +176,11 @@ class Driver:
         return lines
 
     def join(
-        self, node: str, statuses: tuple[WorkerStatus, ...] = (), incarnation: str = "one"
+        self,
+        node: str,
+        statuses: tuple[WorkerStatus, ...] = (),
+        incarnation: str = "one",
+        **more: object,
     ) -> list[str]:
         return self.send(
             NodeJoined(
@@ -186,6 +190,7 @@ class Driver:
                 rendezvous_port=4242,
                 workers=1,
                 statuses=statuses,
+                **more,  # type: ignore[arg-type]  # as the test gives them
             )
         )
 
