@@ -88,6 +88,7 @@ class Bench:
     trends: TrendWatch
     trend_store: TrendStore
     runs: DiagnosticRuns
+    database: Database
     # Nodes with the ids and kinds of what they were told, and the bytes of each message.
     commands: list[tuple[NodeId, str, str]]
     sent: list[int]
@@ -168,6 +169,7 @@ def _made(folder: Path, database: Database) -> Bench:
         trends=TrendWatch(service, edge, trend_store),
         trend_store=trend_store,
         runs=runs,
+        database=database,
         commands=told,
         sent=sent,
     )

@@ -30,6 +30,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--standby", type=int, default=0, help="local nodes on top, as spares")
     parser.add_argument("--join-token-file", type=Path, help="what agents must show to join")
     parser.add_argument("--tls-dir", type=Path, help="tls.crt, tls.key and ca.crt")
+    parser.add_argument("--node-ca", type=Path, help="ca.crt and ca.key: signs for nodes")
+    parser.add_argument("--node-grpc", default="", metavar="HOST:PORT", help="for those nodes")
+    parser.add_argument("--node-cert-hours", type=float, default=24.0, help="how long they hold")
     parser.add_argument("--tokens-file", type=Path, help="who may call, in which role")
     parser.add_argument(
         "--client-certificates", action="store_true", help="nobody connects to gRPC without one"
@@ -70,6 +73,9 @@ def parse(arguments: list[str] | None) -> Options:
         fresh=given.fresh,
         join_token_file=given.join_token_file,
         tls_dir=given.tls_dir,
+        node_ca=given.node_ca,
+        node_grpc=given.node_grpc,
+        node_certificate_hours=given.node_cert_hours,
         tokens_file=given.tokens_file,
         client_certificates=given.client_certificates,
         insecure=given.insecure_i_know,

@@ -108,6 +108,9 @@ async def run(
         http = port.bind()
         controller = assemble(options, lease)
         grpc = controller.bind(options.grpc)
+        if options.node_ca is not None:
+            node_grpc = controller.bind_nodes(options.node_address)
+            logger.info("nodes with a certificate connect to: %s", node_grpc)
         if options.insecure:
             logger.warning(
                 "--insecure-i-know: anyone who can reach %s, or read what travels there, may be "

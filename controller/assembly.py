@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
+import time
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 from controller.access.audit import Audit
 from controller.access.callers import Callers
+from controller.access.node_authority import NodeAuthority
 from controller.access.tls import ServerTls
 from controller.addresses import PortTakenError, check_free, parse_address
 from controller.clock import SteadyClock
@@ -35,6 +38,7 @@ from controller.store.diagnoses import Diagnoses
 from controller.store.history import History
 from controller.store.journal import Journal
 from controller.store.lease import Lease
+from controller.store.node_certificates import NodeCertificates
 from controller.store.reserve import Reserve
 from controller.store.trends import TrendStore
 from controller.trends.watch import TrendWatch
@@ -93,6 +97,19 @@ class Controller:
             return f"{host}:{self.server.bind(host, port)}"
         except PortTakenError as error:
             raise PortTakenError(f"{error} (--grpc)") from error
+
+    def bind_nodes(self, address: str) -> str:
+        """Take the port for nodes that have a certificate; what is listened on.
+
+        Raises:
+            PortTakenError: it cannot be had.
+        """
+        host, port = parse_address(address, "--node-grpc")
+        check_free(host, port, "--node-grpc")
+        try:
+            return f"{host}:{self.server.bind_nodes(host, port)}"
+        except PortTakenError as error:
+            raise PortTakenError(f"{error} (--node-grpc)") from error
 
     def make_cluster(self, options: Options, grpc: str, own: str) -> NodeSource | None:
         """Where nodes come from, if not from people who start agents.
@@ -188,11 +205,17 @@ def assemble(options: Options, lease: Lease) -> Controller:
         counters=counters,
         incoming=Incoming(machine.state),
         code=CodeStore(options.state_dir / "code", options.max_code_bytes),
-        callers=Callers(options.tokens_file, certificates=options.client_certificates),
+        callers=Callers(
+            options.tokens_file,
+            certificates=options.client_certificates,
+            node_certificates=options.node_ca is not None,
+        ),
         audit=Audit(options.state_dir),
         trends=TrendWatch(service, edge, TrendStore(database)),
         tls=None if options.tls_dir is None else ServerTls(options.tls_dir),
         join_token_file=options.token_file,
+        node_certificates=NodeCertificates(database, time.time()),
+        node_authority=_node_authority(options),
     )
     metrics.read_from(_sources(parts, effects, clock))
     return Controller(
@@ -204,6 +227,18 @@ def assemble(options: Options, lease: Lease) -> Controller:
         effects=effects,
         metrics=metrics,
     )
+
+
+def _node_authority(options: Options) -> NodeAuthority | None:
+    """Who signs for nodes.
+
+    Raises:
+        AccessError: --node-ca has no authority that can be used.
+    """
+    if options.node_ca is None:
+        return None
+    lasts = datetime.timedelta(hours=options.node_certificate_hours)
+    return NodeAuthority(options.node_ca, lasts)
 
 
 def _service(

@@ -21,6 +21,11 @@ from outlast.startup import python_command
 if TYPE_CHECKING:
     import sqlalchemy
 
+# Where nodes with a certificate connect, beside `DEFAULT_GRPC` and `DEFAULT_HTTP`.
+DEFAULT_NODE_PORT = 7072
+# They are renewed by themselves; what lasts longer is for `outlast certs issue`.
+MAX_NODE_CERTIFICATE_HOURS = 30 * 24.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -54,6 +59,12 @@ class Options:
     """The certificate to show: tls.crt, tls.key, and ca.crt of the authority. None: clear text."""
     client_certificates: bool = False
     """Whether who connects to gRPC must show a certificate of the authority."""
+    node_ca: Path | None = None
+    """An authority (ca.crt, ca.key) that signs certificates for nodes; None: nobody does that."""
+    node_grpc: str = ""
+    """host:port for nodes that have one; "" for `DEFAULT_NODE_PORT` at the host of `grpc`."""
+    node_certificate_hours: float = 24.0
+    """How long they hold."""
     tokens_file: Path | None = None
     """Who may call, in which role; None when no token is asked for."""
     insecure: bool = False
@@ -91,7 +102,38 @@ class Options:
             raise ValueError(f"workers_per_node is {self.workers_per_node}; allowed: 1 or more")
         for name in ("grpc", "http"):
             parse_address(getattr(self, name), f"--{name}")
+        if self.node_ca is not None:
+            self._check_node_ca(self.node_ca)
+        elif self.node_grpc:
+            raise ValueError("--node-grpc goes with --node-ca")
         self._check_access()
+
+    def _check_node_ca(self, folder: Path) -> None:
+        if self.tls_dir is None:
+            raise ValueError(f"--node-ca {folder} goes with --tls-dir")
+        if self.client_certificates:
+            raise ValueError(
+                "--node-ca gives certificates to nodes that connect to --grpc without one, which "
+                "--client-certificates lets nobody do; give --tokens-file"
+            )
+        if self.kube is not None:
+            raise ValueError(
+                "--node-ca is for agents that keep their key between starts, which those of "
+                "--kube-namespace do not"
+            )
+        if not 0 < self.node_certificate_hours <= MAX_NODE_CERTIFICATE_HOURS:
+            raise ValueError(
+                f"node_certificate_hours is {self.node_certificate_hours:g}; allowed: more than 0, "
+                f"up to {MAX_NODE_CERTIFICATE_HOURS:g}"
+            )
+        parse_address(self.node_address, "--node-grpc")
+
+    @property
+    def node_address(self) -> str:
+        """Where nodes with a certificate connect."""
+        host, _, port = self.grpc.rpartition(":")
+        # Whoever leaves one to the kernel has several controllers on a machine.
+        return self.node_grpc or f"{host}:{DEFAULT_NODE_PORT if int(port) else 0}"
 
     def _check_access(self) -> None:
         if self.client_certificates and self.tls_dir is None:
@@ -118,10 +160,15 @@ class Options:
             )
             if not is_given
         ]
+        served = {"grpc": self.grpc, "http": self.http, "node-grpc": self.node_address}
         open_to = [
-            f"--{name} {getattr(self, name)}"
-            for name, is_served in (("grpc", True), ("http", self.open_http))
-            if is_served and not is_loopback(parse_address(getattr(self, name), f"--{name}")[0])
+            f"--{name} {served[name]}"
+            for name, is_served in (
+                ("grpc", True),
+                ("http", self.open_http),
+                ("node-grpc", self.node_ca is not None),
+            )
+            if is_served and not is_loopback(parse_address(served[name], f"--{name}")[0])
         ]
         if open_to and needed:
             raise ValueError(
@@ -159,6 +206,7 @@ class Options:
         if self.join_token_file is not None:
             return self.join_token_file.resolve()
         is_asked = self.tokens_file is not None or self.client_certificates
+        is_asked = is_asked or self.node_ca is not None
         if self.local_nodes + self.standby or (is_asked and self.kube is None):
             return self.state_dir.resolve() / join_token.FILE_NAME
         return None

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 import grpc
@@ -101,12 +100,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -282,6 +276,10 @@ class Client:
     def forget_node(self, node_id: str) -> None:
         """Take a node that was given up and is gone off the list."""
         self._call(self._nodes.ForgetNode, nodes_pb2.ForgetNodeRequest(node_id=node_id))
+
+    def rejoin_node(self, node_id: str) -> None:
+        """Let a node get a certificate for another key with the join token."""
+        self._call(self._nodes.RejoinNode, nodes_pb2.RejoinNodeRequest(node_id=node_id))
 
     def ranks(self, job_id: str, *, first: int = 0, most: int = 0) -> ranks_pb2.ListRanksResponse:
         """What was last heard of ranks from `first` on, up to `most` of them; 0: up to 4,096."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from pathlib import Path
 
 import grpc.aio
@@ -31,6 +32,7 @@ from controller.rpc.incidents import IncidentsService
 from controller.rpc.nodes import NodesService
 from controller.rpc.trends import TrendsService
 from controller.sessions.session import AgentSession
+from controller.store.node_certificates import NodeCertificates
 from controller.web.app import Web
 from controller.web.metrics import ControllerMetrics
 from outlast.clock import SystemClock
@@ -85,7 +87,8 @@ async def _serve(folder: Path, num_nodes: int, num_steps: int, num_past: int) ->
         server = grpc.aio.server(interceptors=[gate])
         add_AccessServicer_to_server(AccessService(callers, audit), server)
         add_JobsServicer_to_server(bench.jobs, server)
-        nodes = NodesService(bench.service, bench.sessions, bench.edge, SystemClock())
+        certificates = NodeCertificates(bench.database, time.time())
+        nodes = NodesService(bench.service, bench.sessions, bench.edge, SystemClock(), certificates)
         add_NodesServicer_to_server(nodes, server)
         add_IncidentsServicer_to_server(IncidentsService(bench.service), server)
         add_RanksServicer_to_server(bench.ranks, server)

@@ -24,14 +24,13 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from controller.access.callers import ORGANIZATION
+from controller.access.enrollment import BACKDATED_S
 from outlast import private
 from outlast.access import CA_FILE, CERTIFICATE_FILE, KEY_FILE, AccessError, read_text
 
 CA_KEY_FILE = "ca.key"
 # Under these a controller on the same machine is called.
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
-# Clocks of nodes differ.
-_BACKDATED = datetime.timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +52,16 @@ class Shown:
     until: datetime.datetime
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Authority:
+    """One that can sign."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+    text: str
+    """Its certificate in PEM, as the file has it."""
+
+
 def make_authority(folder: Path, name: str, days: int) -> None:
     """Write ca.crt and ca.key into a folder.
 
@@ -69,7 +78,7 @@ def make_authority(folder: Path, name: str, days: int) -> None:
     subject = _name(Subject(name=name))
     usage = _key_usage(signs_certificates=True)
     built = (
-        _builder(subject, subject, key.public_key(), days)
+        _builder(subject, subject, key.public_key(), datetime.timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(_own_id(key.public_key()), critical=False)
@@ -93,18 +102,50 @@ def issue(
     Raises:
         AccessError: the authority cannot be used, or the folder not be written.
     """
-    ca_text = read_text(authority / CA_FILE)
-    key_text = read_text(authority / CA_KEY_FILE)
-    try:
-        ca = x509.load_pem_x509_certificate(ca_text.encode())
-        ca_key = load_pem_private_key(key_text.encode(), password=None)
-    except ValueError as error:
-        raise AccessError(f"{authority} has no authority of ours: {error}") from error
-    if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
-        raise AccessError(f"{authority / CA_KEY_FILE} is no key of an elliptic curve")
+    loaded = load(authority)
     key = ec.generate_private_key(ec.SECP256R1())
+    lasts = datetime.timedelta(days=days)
+    certificate = certify(loaded, subject, key.public_key(), lasts, now)
+    files = {
+        KEY_FILE: _pem(key),
+        CERTIFICATE_FILE: certificate.public_bytes(Encoding.PEM),
+        CA_FILE: loaded.text.encode(),
+    }
+    _write(into, files)
+    return certificate.not_valid_after_utc
+
+
+def load(folder: Path) -> Authority:
+    """The authority that `make_authority` wrote into a folder.
+
+    Raises:
+        AccessError: it cannot be used.
+    """
+    text = read_text(folder / CA_FILE)
+    key_text = read_text(folder / CA_KEY_FILE)
+    try:
+        certificate = x509.load_pem_x509_certificate(text.encode())
+        key = load_pem_private_key(key_text.encode(), password=None)
+    except (ValueError, TypeError) as error:
+        raise AccessError(f"{folder} has no authority of ours: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise AccessError(f"{folder / CA_KEY_FILE} is no key of an elliptic curve")
+    if key.public_key() != certificate.public_key():
+        raise AccessError(f"{folder / CA_KEY_FILE} is not the key of {CA_FILE} beside it")
+    return Authority(certificate=certificate, key=key, text=text)
+
+
+def certify(
+    authority: Authority,
+    subject: Subject,
+    key: ec.EllipticCurvePublicKey,
+    lasts: datetime.timedelta,
+    now: datetime.datetime | None = None,
+) -> x509.Certificate:
+    """A certificate for a subject with this key, from `now` on, by default the present."""
+    ca = authority.certificate
     builder = (
-        _builder(_name(subject), ca.subject, key.public_key(), days, now)
+        _builder(_name(subject), ca.subject, key, lasts, now)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([_purpose(subject)]), critical=False)
@@ -112,14 +153,7 @@ def issue(
     )
     if subject.hosts:
         builder = builder.add_extension(_alternatives(subject.hosts), critical=False)
-    certificate = builder.sign(ca_key, hashes.SHA256())
-    files = {
-        KEY_FILE: _pem(key),
-        CERTIFICATE_FILE: certificate.public_bytes(Encoding.PEM),
-        CA_FILE: ca_text.encode(),
-    }
-    _write(into, files)
-    return certificate.not_valid_after_utc
+    return builder.sign(authority.key, hashes.SHA256())
 
 
 def show(folder: Path) -> Shown:
@@ -153,7 +187,7 @@ def _builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
-    days: int,
+    lasts: datetime.timedelta,
     now: datetime.datetime | None = None,
 ) -> x509.CertificateBuilder:
     now = now or datetime.datetime.now(datetime.UTC)
@@ -163,8 +197,8 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _BACKDATED)
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_before(now - datetime.timedelta(seconds=BACKDATED_S))
+        .not_valid_after(now + lasts)
     )
 
 

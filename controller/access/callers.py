@@ -39,15 +39,18 @@ class Callers:
         tokens_file: Path | None = None,
         *,
         certificates: bool = False,
+        node_certificates: bool = False,
         now: Callable[[], datetime.datetime] = _now,
     ) -> None:
         """`certificates`: the server lets only those connect who show one of its authority.
+        `node_certificates`: a port of its own does that, for nodes.
 
         Raises:
             FatalError: the file cannot be used.
         """
         self._path = tokens_file
         self.certificates = certificates
+        self.node_certificates = node_certificates
         self._now = now
         self._log = RateLimitedLog(logger)
         self._stamp: tuple[int, int, int, int] | None = None
@@ -69,6 +72,16 @@ class Callers:
     def are_asked(self) -> bool:
         """Whether callers must say who they are."""
         return self.has_tokens or self.certificates
+
+    @property
+    def are_nodes_asked(self) -> bool:
+        """Whether a node can show a certificate, or must show more than that it is called so."""
+        return self.are_asked or self.are_certificates_taken
+
+    @property
+    def are_certificates_taken(self) -> bool:
+        """Whether there is a port for which certificates are asked."""
+        return self.certificates or self.node_certificates
 
     def login_issuers(self) -> tuple[Issuer, ...]:
         """Those that a caller without a token may ask for one with `outlast login`."""
@@ -101,10 +114,18 @@ class Callers:
 
     def by_certificate(self, context: Mapping[str, object]) -> Caller | None:
         """Whose certificate a connection was made with, by gRPC's `auth_context`."""
-        found = context.get("x509_pem_cert") if self.certificates else None
-        if not isinstance(found, list) or not found:
+        found = context.get("x509_pem_cert")
+        if not isinstance(found, list) or not self.shows_certificate(context):
             return None
-        return caller_of(found[0], self._now())
+        caller = caller_of(found[0], self._now())
+        if caller is not None and caller.role is not None and not self.certificates:
+            # Callers of other roles show tokens, as `--tokens-file` asks for.
+            return None
+        return caller
+
+    def shows_certificate(self, context: Mapping[str, object]) -> bool:
+        """Whether a certificate that counts was shown, by gRPC's `auth_context`."""
+        return self.are_certificates_taken and bool(context.get("x509_pem_cert"))
 
     def _note_renewed(self, caller: Caller, until_s: float) -> None:
         if until_s >= self._renewed.get(caller.name, (0.0, caller))[0]:

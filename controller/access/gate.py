@@ -209,14 +209,15 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
             shown, _, name = said.partition(" ")
             if hmac.compare_digest(shown.encode(), self._own_secret.encode()):
                 return Caller(name=name, role=Role.SUBMITTER)
-        if not self._callers.are_asked:
+        # Who shows a node's certificate is that node, also where nobody else is asked.
+        if not self._callers.are_asked and not self._shows_certificate(context):
             return ANYBODY
         if header := _text(call.metadata.get(HEADER)):
             return self._callers.by_header(header)
         return self._callers.by_certificate(context.auth_context())
 
     async def _known(self, call: _Call, context: Context) -> Caller:
-        if call.rule.role is None and self._callers.are_asked:
+        if call.rule.role is None and self._callers.are_nodes_asked:
             return await self._known_node(call, context)
         found = self._found(call, context)
         if found is None:
@@ -248,7 +249,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
     async def _known_node(self, call: _Call, context: Context) -> Caller:
         """A node, by its certificate where certificates are asked for; its services look at the
         join token."""
-        if not self._callers.certificates:
+        if not self._callers.certificates and not self._shows_certificate(context):
             return Caller(name="", role=None)
         found = self._callers.by_certificate(context.auth_context())
         if found is None or found.role is not None:
@@ -257,6 +258,9 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
             self._note(call, found, context, None, "PERMISSION_DENIED", why)
             await abort(context, grpc.StatusCode.PERMISSION_DENIED, why, reason="NOT_A_NODE")
         return found
+
+    def _shows_certificate(self, context: Context) -> bool:
+        return self._callers.shows_certificate(context.auth_context())
 
     def _note(
         self,

@@ -95,10 +95,12 @@ RULES: Mapping[str, Rule] = {
                 "Nodes/UncordonNode",
                 "Nodes/DrainNode",
                 "Nodes/ForgetNode",
+                "Nodes/RejoinNode",
             ),
         ),
         (Rule(role=Role.ADMIN), ("Access/ReadAudit",)),
-        (_NODE, ("Agents/Session", "Code/GetCode")),
+        # Enrollment writes down itself who has got a certificate, and who has not.
+        (_NODE, ("Agents/Session", "Code/GetCode", "Enrollment/Enroll")),
     )
     for method in methods
 }

@@ -49,14 +49,17 @@ class ServerTls:
         """The authority's certificate, which clients need."""
         return self._texts[CA_FILE]
 
-    def grpc_credentials(self, *, client_certificates: bool) -> grpc.ServerCredentials:
-        """For gRPC's port; with certificates, nobody connects without one of the authority."""
+    def grpc_credentials(
+        self, *, client_certificates: bool, node_authority: str = ""
+    ) -> grpc.ServerCredentials:
+        """For a port of gRPC's; with certificates, nobody connects without one of the authority,
+        or of `node_authority` (PEM)."""
 
         def configuration() -> grpc.ServerCertificateConfiguration:
             self.refresh()
             return grpc.ssl_server_certificate_configuration(
                 [(self._texts[KEY_FILE].encode(), self._texts[CERTIFICATE_FILE].encode())],
-                root_certificates=self._texts[CA_FILE].encode(),
+                root_certificates=f"{self._texts[CA_FILE]}\n{node_authority}".encode(),
             )
 
         return _dynamic(configuration(), configuration, client_certificates)

@@ -6,6 +6,8 @@ import asyncio
 from collections import Counter
 from heapq import nsmallest
 
+import grpc
+
 from controller.core.edge.edge import Edge
 from controller.core.node_events import (
     NodeCordonRequested,
@@ -16,10 +18,12 @@ from controller.core.node_events import (
 )
 from controller.core.records import NodeRecord
 from controller.core.states import NodeState
-from controller.grpc_errors import Context, bad_field, not_found, refused, tell
+from controller.grpc_errors import Context, abort, bad_field, not_found, refused, tell
 from controller.rpc.views import node_message
 from controller.service import Service
 from controller.sessions.session import Sessions
+from controller.store.backend import DiskFullError
+from controller.store.node_certificates import NodeCertificates
 from outlast.clock import Clock
 from outlast.ids import NodeId
 from outlast.v1 import nodes_pb2
@@ -32,11 +36,19 @@ CALM = (NodeState.ASSIGNED, NodeState.STANDBY, NodeState.READY)
 class NodesService(NodesServicer):
     """Lists nodes, and cordons, uncordons and drains them."""
 
-    def __init__(self, service: Service, sessions: Sessions, edge: Edge, clock: Clock) -> None:
+    def __init__(
+        self,
+        service: Service,
+        sessions: Sessions,
+        edge: Edge,
+        clock: Clock,
+        certificates: NodeCertificates,
+    ) -> None:
         self._service = service
         self._sessions = sessions
         self._edge = edge
         self._clock = clock
+        self._certificates = certificates
 
     async def ListNodes(
         self, request: nodes_pb2.ListNodesRequest, context: Context
@@ -125,7 +137,24 @@ class NodesService(NodesServicer):
                 context, f"node {node.node} is not forgotten: {why_not}", reason="NODE_IN_USE"
             )
         await tell(context, self._service, NodeForgetRequested(node=node.node))
+        await self._drop_certificate(node.node, context)
         return nodes_pb2.ForgetNodeResponse()
+
+    async def RejoinNode(
+        self, request: nodes_pb2.RejoinNodeRequest, context: Context
+    ) -> nodes_pb2.RejoinNodeResponse:
+        """Let a node get a certificate for another key."""
+        if self._certificates.get(request.node_id) is None:
+            hint = "a node without one gets it with the join token"
+            await not_found(context, "certificate", request.node_id, hint)
+        await self._drop_certificate(request.node_id, context)
+        return nodes_pb2.RejoinNodeResponse()
+
+    async def _drop_certificate(self, node: str, context: Context) -> None:
+        try:
+            self._certificates.drop(node)
+        except DiskFullError as error:
+            await abort(context, grpc.StatusCode.UNAVAILABLE, str(error), reason="UNAVAILABLE")
 
     async def _known(self, name: str, context: Context) -> NodeRecord:
         node = self._service.state.nodes.get(NodeId(name))

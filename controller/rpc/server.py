@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from controller.access.audit import Audit
 from controller.access.callers import Callers
 from controller.access.gate import Gate
+from controller.access.node_authority import NodeAuthority
 from controller.access.tls import ServerTls
 from controller.addresses import PortTakenError
 from controller.core.edge.edge import Edge
@@ -25,6 +26,7 @@ from controller.diagnosis.runs import DiagnosticRuns
 from controller.rpc.access import AccessService
 from controller.rpc.code import CodeService
 from controller.rpc.diagnostics import DiagnosticsService
+from controller.rpc.enrollment import EnrollmentService
 from controller.rpc.incidents import IncidentsService
 from controller.rpc.jobs import JobsService
 from controller.rpc.nodes import NodesService
@@ -37,6 +39,7 @@ from controller.sessions.incoming import Incoming
 from controller.sessions.logs import LogQueries
 from controller.sessions.session import Sessions
 from controller.store.code import CodeStore
+from controller.store.node_certificates import NodeCertificates
 from controller.trends.watch import TrendWatch
 from outlast.clock import Clock
 from outlast.v1 import (
@@ -44,6 +47,7 @@ from outlast.v1 import (
     agents_pb2,
     code_pb2,
     diagnostics_pb2,
+    enrollment_pb2,
     incidents_pb2,
     jobs_pb2,
     nodes_pb2,
@@ -53,6 +57,7 @@ from outlast.v1 import (
 from outlast.v1.access_pb2_grpc import add_AccessServicer_to_server
 from outlast.v1.code_pb2_grpc import add_CodeServicer_to_server
 from outlast.v1.diagnostics_pb2_grpc import add_DiagnosticsServicer_to_server
+from outlast.v1.enrollment_pb2_grpc import add_EnrollmentServicer_to_server
 from outlast.v1.incidents_pb2_grpc import add_IncidentsServicer_to_server
 from outlast.v1.jobs_pb2_grpc import add_JobsServicer_to_server
 from outlast.v1.nodes_pb2_grpc import add_NodesServicer_to_server
@@ -106,6 +111,9 @@ class Parts:
     tls: ServerTls | None = None
     # What agents must show to be let in; None when nobody is asked.
     join_token_file: Path | None = None
+    # Who has got a certificate, and who signs them; None: nobody does.
+    node_certificates: NodeCertificates
+    node_authority: NodeAuthority | None = None
 
 
 class Server:
@@ -135,12 +143,18 @@ class Server:
         places = parts.checkpoint_root, parts.code
         measured = parts.counters.matmul_flops
         jobs = JobsService(service, sessions, parts.edge, logs, *places, measured)
-        nodes = NodesService(service, sessions, parts.edge, parts.clock)
+        certificates, authority = parts.node_certificates, parts.node_authority
+        nodes = NodesService(service, sessions, parts.edge, parts.clock, certificates)
         add_AccessServicer_to_server(AccessService(parts.callers, parts.audit), self._server)
-        admission = Admission(agents, parts.join_token_file, parts.audit)
+        enrolled = None if authority is None else certificates
+        admission = Admission(agents, parts.join_token_file, parts.audit, enrolled)
         self._server.add_generic_rpc_handlers((admission.handler(),))
         code = CodeService(parts.code, partial(admission.check_token, call="Code/GetCode"))
         add_CodeServicer_to_server(code, self._server)
+        check_token = partial(admission.check_token, call="Enrollment/Enroll")
+        self._enrollment = EnrollmentService(authority, certificates, parts.audit, check_token)
+        self._node_authority = authority
+        add_EnrollmentServicer_to_server(self._enrollment, self._server)
         add_JobsServicer_to_server(jobs, self._server)
         add_NodesServicer_to_server(nodes, self._server)
         add_IncidentsServicer_to_server(IncidentsService(service), self._server)
@@ -162,14 +176,25 @@ class Server:
         Raises:
             PortTakenError: someone else has it, or the host is not ours.
         """
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:
-            bound = self._add_port(address)
-        except RuntimeError as error:
-            raise PortTakenError(f"cannot listen on {address}: {error}") from error
-        if bound == 0:
-            raise PortTakenError(f"cannot listen on {address}")
-        return bound
+        credentials = None
+        if self._tls is not None:
+            asks = self._callers.certificates
+            credentials = self._tls.grpc_credentials(client_certificates=asks)
+        return self._bind(host, port, credentials)
+
+    def bind_nodes(self, host: str, port: int) -> int:
+        """Take a port for nodes that have a certificate; returns it.
+
+        Raises:
+            PortTakenError: as `bind`.
+        """
+        assert self._tls is not None
+        assert self._node_authority is not None
+        credentials = self._tls.grpc_credentials(
+            client_certificates=True, node_authority=self._node_authority.ca
+        )
+        self._enrollment.port = self._bind(host, port, credentials)
+        return self._enrollment.port
 
     def bind_own(self, state_dir: Path) -> str:
         """A socket that this process's user alone reaches; returns its address.
@@ -195,12 +220,18 @@ class Server:
         self._own_socket = path
         return address
 
-    def _add_port(self, address: str) -> int:
-        if self._tls is None:
-            bound: int = self._server.add_insecure_port(address)
-            return bound
-        credentials = self._tls.grpc_credentials(client_certificates=self._callers.certificates)
-        return self._server.add_secure_port(address, credentials)
+    def _bind(self, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            if credentials is None:
+                bound: int = self._server.add_insecure_port(address)
+            else:
+                bound = self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise PortTakenError(f"cannot listen on {address}: {error}") from error
+        if bound == 0:
+            raise PortTakenError(f"cannot listen on {address}")
+        return bound
 
     async def start(self) -> None:
         """Answer calls from now on."""
@@ -225,6 +256,7 @@ def _service_names() -> list[str]:
         agents_pb2,
         code_pb2,
         diagnostics_pb2,
+        enrollment_pb2,
         incidents_pb2,
         jobs_pb2,
         nodes_pb2,

@@ -20,12 +20,15 @@ from google.protobuf.message import DecodeError
 
 from controller import join_token
 from controller.access.audit import Audit, Entry
+from controller.access.enrollment import why_not_heard
 from controller.access.gate import current_caller
+from controller.access.node_authority import shown_by
 from controller.access.roles import NODE
 from controller.agent.wire import MAX_HELLO_BYTES
 from controller.grpc_errors import Context, abort
 from controller.ratelimit import RateLimitedLog
 from controller.sessions.agents import AgentsService
+from controller.store.node_certificates import NodeCertificates
 from outlast.channel import HEADER
 from outlast.v1 import agents_pb2
 
@@ -37,10 +40,18 @@ SERVICE, METHOD = "outlast.v1.Agents", "Session"
 class Admission:
     """The agents' service behind its checks."""
 
-    def __init__(self, agents: AgentsService, token_file: Path | None, audit: Audit) -> None:
+    def __init__(
+        self,
+        agents: AgentsService,
+        token_file: Path | None,
+        audit: Audit,
+        enrolled: NodeCertificates | None,
+    ) -> None:
+        """`enrolled`: who has got a certificate; None where the controller signs none."""
         self._agents = agents
         self._token_file = token_file
         self._audit = audit
+        self._enrolled = enrolled
         self._log = RateLimitedLog(logger)
 
     def handler(self) -> grpc.GenericRpcHandler[bytes, agents_pb2.ControllerMessage]:
@@ -62,7 +73,8 @@ class Admission:
 
     async def check_token(self, context: Context, call: str = f"Agents/{METHOD}") -> None:
         """End the call of an agent that has not shown the join token, where one is asked for."""
-        if self._token_file is None:
+        if self._token_file is None or (self._enrolled is not None and current_caller().name):
+            # A certificate of a node was got with the join token, or from an operator.
             return
         try:
             tokens = join_token.read(self._token_file)
@@ -128,16 +140,33 @@ class Admission:
             yield message
 
     async def _check_name(self, message: agents_pb2.AgentMessage, context: Context) -> None:
-        """A node with a certificate speaks for the node that it names only."""
-        certified = current_caller().name
-        if certified and message.HasField("hello") and message.hello.node_id != certified:
-            why = f"the certificate is that of node {certified}, not of {message.hello.node_id}"
-            code = grpc.StatusCode.PERMISSION_DENIED
-            self._note(context, f"Agents/{METHOD}", certified, code, why)
+        """A node with a certificate speaks for the node that it names only, and nobody speaks for
+        one that has got a certificate for another key."""
+        if not message.HasField("hello"):
+            return
+        certified, node = current_caller().name, message.hello.node_id
+        code, call = grpc.StatusCode.PERMISSION_DENIED, f"Agents/{METHOD}"
+        if certified and node != certified:
+            why = f"the certificate is that of node {certified}, not of {node}"
+            self._note(context, call, certified, code, why)
             await abort(context, code, why, reason="WRONG_NODE")
+        if self._enrolled is None:
+            return
+        shown = shown_by(context.auth_context()) if certified else None
+        key = None if shown is None else shown.key
+        if why := why_not_heard(node, self._enrolled.get(node), key, time.time()):
+            self._note(context, call, certified, code, why, about=node)
+            await abort(context, code, why, reason="OTHER_KEY")
 
     def _note(
-        self, context: Context, call: str, node: str, code: grpc.StatusCode, why: str
+        self,
+        context: Context,
+        call: str,
+        node: str,
+        code: grpc.StatusCode,
+        why: str,
+        *,
+        about: str = "",
     ) -> None:
         self._audit.add(
             Entry(
@@ -146,7 +175,7 @@ class Admission:
                 role=NODE if node else "",
                 peer=context.peer(),
                 call=call,
-                about=node,
+                about=about or node,
                 outcome=code.name,
                 why=why,
             )

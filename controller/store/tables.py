@@ -218,3 +218,13 @@ FLEET_BASELINES = sa.Table(
     sa.Column("key", sa.Text, primary_key=True),
     sa.Column("document", sa.Text, nullable=False),
 )
+
+# The key for which each node has got a certificate, and until when that holds.
+NODE_CERTIFICATES = sa.Table(
+    "node_certificates",
+    METADATA,
+    sa.Column("node_id", sa.Text, primary_key=True),
+    # SHA-256 of the public key, in hexadecimal.
+    sa.Column("key", sa.Text, nullable=False),
+    sa.Column("expires_s", sa.Double, nullable=False),
+)

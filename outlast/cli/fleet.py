@@ -35,6 +35,7 @@ def register(app: typer.Typer) -> None:
     group.command("uncordon")(uncordon)
     group.command("drain")(drain)
     group.command("forget")(forget)
+    group.command("rejoin")(rejoin)
     app.add_typer(group, name="nodes")
 
 
@@ -98,6 +99,21 @@ def forget(
     with controller_of(controller, state_dir) as client:
         client.forget_node(node)
     print(f"{node} is forgotten")
+
+
+def rejoin(
+    node: NodeName,
+    controller: Controller = "",
+    state_dir: StateDir = DEFAULT_STATE_DIR,
+) -> None:
+    """Let a node get a certificate for another key with the join token.
+
+    For a machine that has lost the key of the certificate it got; or whose key was stolen: the
+    old one is refused once another has enrolled.
+    """
+    with controller_of(controller, state_dir) as client:
+        client.rejoin_node(node)
+    print(f"{node} may get another certificate")
 
 
 def _natural_order(node: Node) -> list[tuple[int, str]]:

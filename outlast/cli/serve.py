@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outlast.cli import kube
+from outlast.cli import kube, node_certificates
 from outlast.cli.agent import agent
 from outlast.cli.errors import bad_input
 from outlast.cli.folders import DEFAULT_STATE_DIR
@@ -17,6 +17,8 @@ from outlast.cli.specfile import EXAMPLE
 from outlast.log_format import LogFormat, set_up
 
 if TYPE_CHECKING:
+    import sqlalchemy
+
     from controller.app import Running
     from controller.options import Options
 
@@ -192,6 +194,9 @@ def controller(
     tls_dir: TlsDir = None,
     tokens_file: TokensFile = None,
     client_certificates: ClientCertificates = False,
+    node_ca: node_certificates.NodeCa = None,
+    node_grpc: node_certificates.NodeGrpc = "",
+    node_cert_hours: node_certificates.NodeCertHours = 24.0,
     insecure: Insecure = False,
     fresh: Fresh = False,
     config: ConfigFile = None,
@@ -219,26 +224,32 @@ def controller(
 ) -> None:
     """Start a controller alone; `outlast agent` joins it.
 
-    With --kube-namespace its nodes are hosts of a Kubernetes cluster: it starts an agent's pod on
-    each that jobs need, closes bad hosts, and gives idle ones back.
+    With --kube-namespace it starts agents' pods on hosts as jobs need them, and closes bad hosts.
     """
     options = _options(
         config,
         **_common(state_dir, grpc, http, open_http, tls_dir, tokens_file, insecure, fresh),
-        **_journal(journal, wait),
         **_output(log_format, otlp_endpoint),
-        **_kube(ctx, grpc, join_token_file, tls_dir),
-        client_certificates=client_certificates,
+        **_alone(ctx, grpc, join_token_file, tls_dir),
     )
     _run(options)
 
 
-def _kube(
+def _alone(
     ctx: typer.Context, grpc: str, join_token_file: Path | None, tls_dir: Path | None
 ) -> dict[str, Any]:
-    """What only `controller` takes of a cluster, and of who may join."""
-    cluster = kube.cluster_of(ctx.params, grpc, join_token_file, tls_dir)
-    return {"kube": cluster, "join_token_file": join_token_file}
+    """What only `controller` takes: of a cluster, of who may join, of where state is kept."""
+    given = ctx.params
+    return {
+        "kube": kube.cluster_of(given, grpc, join_token_file, tls_dir),
+        "join_token_file": join_token_file,
+        "client_certificates": given["client_certificates"],
+        "node_ca": given["node_ca"],
+        "node_grpc": given["node_grpc"],
+        "node_certificate_hours": given["node_cert_hours"],
+        "wait": given["wait"],
+        "journal": _journal(given["journal"]),
+    }
 
 
 def _output(log_format: LogFormat, otlp_endpoint: str) -> dict[str, Any]:
@@ -246,12 +257,11 @@ def _output(log_format: LogFormat, otlp_endpoint: str) -> dict[str, Any]:
     return {"log_format": log_format, "otlp_endpoint": otlp_endpoint}
 
 
-def _journal(url: str, wait: bool) -> dict[str, Any]:
-    """What only `controller` takes of where state is kept."""
+def _journal(url: str) -> sqlalchemy.URL | None:
     from controller.store.postgres import parse_url
 
     with bad_input():
-        return {"journal": parse_url(url) if url else None, "wait": wait}
+        return parse_url(url) if url else None
 
 
 def _common(

@@ -341,3 +341,28 @@ class ForgetNodeResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 global___ForgetNodeResponse = ForgetNodeResponse
+
+@typing.final
+class RejoinNodeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: builtins.int
+    node_id: builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["node_id", b"node_id"]) -> None: ...
+
+global___RejoinNodeRequest = RejoinNodeRequest
+
+@typing.final
+class RejoinNodeResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___RejoinNodeResponse = RejoinNodeResponse

@@ -65,6 +65,11 @@ class NodesStub(object):
                 request_serializer=outlast_dot_v1_dot_nodes__pb2.ForgetNodeRequest.SerializeToString,
                 response_deserializer=outlast_dot_v1_dot_nodes__pb2.ForgetNodeResponse.FromString,
                 _registered_method=True)
+        self.RejoinNode = channel.unary_unary(
+                '/outlast.v1.Nodes/RejoinNode',
+                request_serializer=outlast_dot_v1_dot_nodes__pb2.RejoinNodeRequest.SerializeToString,
+                response_deserializer=outlast_dot_v1_dot_nodes__pb2.RejoinNodeResponse.FromString,
+                _registered_method=True)
 
 
 class NodesServicer(object):
@@ -113,6 +118,14 @@ class NodesServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RejoinNode(self, request, context):
+        """RejoinNode lets a node's agent get a certificate for another key with the join token, though
+        the one that it has got before has not expired.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_NodesServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -145,6 +158,11 @@ def add_NodesServicer_to_server(servicer, server):
                     servicer.ForgetNode,
                     request_deserializer=outlast_dot_v1_dot_nodes__pb2.ForgetNodeRequest.FromString,
                     response_serializer=outlast_dot_v1_dot_nodes__pb2.ForgetNodeResponse.SerializeToString,
+            ),
+            'RejoinNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.RejoinNode,
+                    request_deserializer=outlast_dot_v1_dot_nodes__pb2.RejoinNodeRequest.FromString,
+                    response_serializer=outlast_dot_v1_dot_nodes__pb2.RejoinNodeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -310,6 +328,33 @@ class Nodes(object):
             '/outlast.v1.Nodes/ForgetNode',
             outlast_dot_v1_dot_nodes__pb2.ForgetNodeRequest.SerializeToString,
             outlast_dot_v1_dot_nodes__pb2.ForgetNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RejoinNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outlast.v1.Nodes/RejoinNode',
+            outlast_dot_v1_dot_nodes__pb2.RejoinNodeRequest.SerializeToString,
+            outlast_dot_v1_dot_nodes__pb2.RejoinNodeResponse.FromString,
             options,
             channel_credentials,
             insecure,

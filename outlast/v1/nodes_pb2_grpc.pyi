@@ -58,6 +58,14 @@ class NodesStub:
     was held against it. If it comes back, it joins as a new one.
     """
 
+    RejoinNode: grpc.UnaryUnaryMultiCallable[
+        outlast.v1.nodes_pb2.RejoinNodeRequest,
+        outlast.v1.nodes_pb2.RejoinNodeResponse,
+    ]
+    """RejoinNode lets a node's agent get a certificate for another key with the join token, though
+    the one that it has got before has not expired.
+    """
+
 class NodesAsyncStub:
     """Nodes shows the fleet and lets a person take nodes out and back."""
 
@@ -96,6 +104,14 @@ class NodesAsyncStub:
     ]
     """ForgetNode takes a retired or released node that is gone off the list, with all that
     was held against it. If it comes back, it joins as a new one.
+    """
+
+    RejoinNode: grpc.aio.UnaryUnaryMultiCallable[
+        outlast.v1.nodes_pb2.RejoinNodeRequest,
+        outlast.v1.nodes_pb2.RejoinNodeResponse,
+    ]
+    """RejoinNode lets a node's agent get a certificate for another key with the join token, though
+    the one that it has got before has not expired.
     """
 
 class NodesServicer(metaclass=abc.ABCMeta):
@@ -148,6 +164,16 @@ class NodesServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[outlast.v1.nodes_pb2.ForgetNodeResponse, collections.abc.Awaitable[outlast.v1.nodes_pb2.ForgetNodeResponse]]:
         """ForgetNode takes a retired or released node that is gone off the list, with all that
         was held against it. If it comes back, it joins as a new one.
+        """
+
+    @abc.abstractmethod
+    def RejoinNode(
+        self,
+        request: outlast.v1.nodes_pb2.RejoinNodeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[outlast.v1.nodes_pb2.RejoinNodeResponse, collections.abc.Awaitable[outlast.v1.nodes_pb2.RejoinNodeResponse]]:
+        """RejoinNode lets a node's agent get a certificate for another key with the join token, though
+        the one that it has got before has not expired.
         """
 
 def add_NodesServicer_to_server(servicer: NodesServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -128,6 +128,7 @@ def test_fleet_and_incidents_are_empty(state_dir: Path, job_id: str) -> None:
         ("nodes", "drain", "nothing"),
         ("nodes", "uncordon", "nothing"),
         ("nodes", "forget", "nothing"),
+        ("nodes", "rejoin", "nothing"),
         ("diagnose", "nothing"),
         ("diagnose", "--suite", "nothing"),
         ("diagnose", "--show", "nothing"),

@@ -13,6 +13,7 @@ from outlast.v1 import (  # noqa: F401  # their protos are in the default pool t
     agents_pb2,
     code_pb2,
     diagnostics_pb2,
+    enrollment_pb2,
     incidents_pb2,
     jobs_pb2,
     nodes_pb2,
