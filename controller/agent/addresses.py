@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
+from controller.agent.certificate import NodeCertificate, Way
 from controller.agent.config import AgentConfig
 
 logger = logging.getLogger(__name__)
@@ -16,6 +17,7 @@ class Controllers:
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
         self._turn = 0
+        self._certificate = NodeCertificate(config)
 
     def address(self) -> str:
         """host:port of the one that is asked now: it may have come back on another port."""
@@ -34,3 +36,13 @@ class Controllers:
     def has_failed(self) -> None:
         """That one did not answer: the next one is asked."""
         self._turn += 1
+        self._certificate.has_failed()
+
+    async def way(self, address: str) -> Way:
+        """With what the one at `address` is called now, and on which port; see `NodeCertificate`
+        for what it raises."""
+        return await self._certificate.way(address)
+
+    async def keep_certificate(self) -> None:
+        """Renew this node's certificate in time, until the task is cancelled."""
+        await self._certificate.run(self.address)

@@ -153,10 +153,10 @@ class Agent:
             ("log export", self._log_export.run),
             ("orphans", self._orphans.run),
             ("pruning", self._pruning.run),
+            ("certificate", self._controllers.keep_certificate),
         ):
-            work.append(
-                asyncio.create_task(keep_running(name, observer, self._mistakes), name=name)
-            )
+            kept = keep_running(name, observer, self._mistakes)
+            work.append(asyncio.create_task(kept, name=name))
         logger.info(
             "agent started: node=%s incarnation=%s pid=%d rendezvous_port=%d",
             config.node,

@@ -27,7 +27,6 @@ from typing import IO, TYPE_CHECKING, cast
 import grpc
 import grpc.aio
 
-from controller import join_token
 from controller.agent.addresses import Controllers
 from controller.agent.config import AgentConfig
 from controller.agent.threads import HungCallsError, run_blocking
@@ -182,13 +181,11 @@ class JobCode:
 
     async def _chunks(self, digest: str) -> AsyncGenerator[bytes, None]:
         """What comes of an archive; nothing at times, while it waits for its turn."""
-        config = self._config
-        token = join_token.metadata(config.join_token_file)
-        address = self._controllers.address()
-        async with open_aio_channel(address, config.access, _CHANNEL_OPTIONS) as channel:
+        way = await self._controllers.way(self._controllers.address())
+        async with open_aio_channel(way.address, way.access, _CHANNEL_OPTIONS) as channel:
             stub = cast("CodeAsyncStub", CodeStub(channel))
             request = code_pb2.GetCodeRequest(digest=digest)
-            async for response in stub.GetCode(request, metadata=token):
+            async for response in stub.GetCode(request, metadata=way.metadata):
                 yield response.data
 
 

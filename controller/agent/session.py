@@ -22,7 +22,6 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from controller import join_token
 from controller.agent.addresses import Controllers
 from controller.agent.config import AgentConfig
 from controller.agent.core.clock_probes import ANSWER_LIMIT_S, ClockProbes
@@ -236,13 +235,11 @@ class Session:
 
     async def _run_once(self, address: str) -> None:
         """One connection, until it ends."""
-        access = self._config.access
-        async with open_aio_channel(address, access, _CHANNEL_OPTIONS) as channel:
+        way = await self._controllers.way(address)
+        async with open_aio_channel(way.address, way.access, _CHANNEL_OPTIONS) as channel:
             stub = cast("AgentsAsyncStub", AgentsStub(channel))
             # Without an iterator we write ourselves; grpc-stubs does not know that way.
-            call = stub.Session(  # type: ignore[call-arg]
-                metadata=join_token.metadata(self._config.join_token_file)
-            )
+            call = stub.Session(metadata=way.metadata)  # type: ignore[call-arg]
             try:
                 is_only = len(self._config.controller_addresses) == 1
                 # The first write waits for the connection.
@@ -254,7 +251,7 @@ class Session:
                     raise SessionLostError("the session ended before a welcome")
                 if first.WhichOneof("kind") != "welcome":
                     raise SessionLostError(f"expected a welcome, got {first.WhichOneof('kind')}")
-                self._welcomed(address, first.welcome)
+                self._welcomed(way.address, first.welcome)
                 await self._exchange(call)
             finally:
                 call.cancel()
