@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # every process of the tests, many at once.
 COMPILED = $(VENV)/lib/python*/site-packages/torch $(VENV)/lib/python*/site-packages/numpy
 
-.PHONY: demo test test-crash test-seeds test-properties test-fuzz test-kube kube-server test-prometheus test-postgres test-stores \
+.PHONY: demo test test-crash test-gpu test-seeds test-properties test-fuzz test-kube kube-server test-prometheus test-postgres test-stores \
 	test-foreign test-web screenshots chaos chaos-full lint rewritten proto clean
 
 $(STAMP): pyproject.toml constraints.txt
@@ -45,6 +45,10 @@ test: $(STAMP)
 # One training on real nodes loses a process of every kind; `make test` kills at every named point.
 test-crash: $(STAMP)
 	$(BIN)/pytest tests/crash/test_cluster.py
+
+# What only a GPU can answer; `make test` skips it where there is none.
+test-gpu: $(STAMP)
+	$(BIN)/pytest -rs tests/gpu
 
 # A thousand seeds of the simulated world, in two processes; `make test` runs 200 of them.
 test-seeds: $(STAMP)

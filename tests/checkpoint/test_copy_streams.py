@@ -136,39 +136,6 @@ def test_a_thread_copies_what_a_tensor_held_when_it_was_saved(
     assert same_bits(restored, make_tensors(1))
 
 
-@pytest.mark.skipif(
-    not torch.cuda.is_available(),
-    reason="no CUDA device; test_a_thread_copies_what_a_tensor_held_when_it_was_saved runs on CPUs",
-)
-def test_a_gpu_copies_what_a_tensor_held_when_it_was_saved(tmp_path: Path) -> None:
-    device = torch.device("cuda", 0)
-    # Copies that take a while beside what overwrites their sources.
-    tensors = [
-        named._replace(tensor=named.tensor.to(device)) for named in make_tensors(1, width=8 << 20)
-    ]
-    saved = make_tensors(1, width=8 << 20)
-    stager = make_stager(tmp_path, tensors, copy_stream=copy_stream_for(device, ranks_here=1))
-    for step in range(1, 6):
-        save(stager, step)
-        for named, expected in zip(tensors, saved, strict=True):
-            stager.wait_before_write(named.tensor)
-            named.tensor.zero_()
-            named.tensor.copy_(expected.tensor, non_blocking=True)
-    stager.finish(20.0)
-    restored = make_tensors(2, width=8 << 20)
-    load_memory(tmp_path / FOLDER, SealedStep(5, 1), restored)
-    assert same_bits(restored, saved)
-    for named in tensors:
-        named.tensor.zero_()
-    # A slot of a former attempt goes back to the device.
-    load_memory(tmp_path / FOLDER, SealedStep(5, 1), tensors)
-    assert all(
-        torch.equal(named.tensor.cpu(), expected.tensor)
-        for named, expected in zip(tensors, saved, strict=True)
-    )
-    stager.close()
-
-
 def test_a_copy_that_fails_in_its_thread_is_raised_and_later_ones_go_on() -> None:
     copy_stream = ThreadCopyStream()
     failed = copy_stream.copy([torch.zeros(3)], [torch.zeros(2)])

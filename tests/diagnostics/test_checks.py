@@ -234,13 +234,3 @@ def test_storage_that_cannot_be_written_speaks_against_no_node(tmp_path: Path) -
 )
 def test_bytes_that_came_back_wrong_are_counted(found: bytes, wrong: int) -> None:
     assert storage.count_wrong_bytes(b"abcd", found) == wrong
-
-
-@pytest.mark.skipif(
-    not torch.cuda.is_available(),
-    reason="no CUDA device; test_preflight_measures_a_healthy_node covers the same path on CPU",
-)
-def test_cuda_devices_are_measured() -> None:
-    found = collect(device.run, context(device="cuda", workers=1))
-    assert found["compute.differing_elements"].value == 0
-    assert found["memory.copy_bandwidth"].value > 0

@@ -214,33 +214,3 @@ def test_a_kernel_that_computes_something_else_is_not_used(
     assert not flash.is_usable(torch.empty(1, 1, 1, 40))
     monkeypatch.undo()
     assert flash.is_usable(torch.empty(1, 1, 1, 48))
-
-
-@pytest.mark.skipif(
-    not torch.cuda.is_available(),
-    reason="no CUDA device; test_pieces_merge_to_attention_by_the_kernel_and_without_it runs on "
-    "CPUs",
-)
-@pytest.mark.parametrize("window", [None, 8], ids=["kernel", "masks"])
-def test_a_ring_on_a_gpu_attends_as_whole_sequences_do(window: int | None) -> None:
-    """Of pieces that are parts of larger tensors, of several heads and sequences."""
-    generator = torch.Generator().manual_seed(3)
-    q, k, v, grad = (
-        torch.randn(2, heads, 64, 16, generator=generator).to("cuda", torch.bfloat16)
-        for heads in (4, 2, 2, 4)
-    )
-    assert flash.is_usable(q)
-    comm = Comm(group=Group.CP, ranks=(0,), index=0)
-    seen = Seen(pieces=(((0, 32), (32, 64)),), window=window)
-    inputs = [each.clone().requires_grad_() for each in (q, k, v)]
-    out = ring_attention(*inputs, comm, seen, None)
-    out.backward(grad)
-    wide = [each.double().cpu().requires_grad_() for each in (q, k, v)]
-    places = torch.arange(64)
-    ahead = places[:, None] - places
-    mask = (ahead >= 0) & (ahead < (window or 64))
-    expected = F.scaled_dot_product_attention(*wide, attn_mask=mask, enable_gqa=True)
-    expected.backward(grad.double().cpu())
-    found = [out.detach(), *(each.grad for each in inputs)]
-    for one, other in zip(found, [expected.detach(), *(each.grad for each in wide)], strict=True):
-        torch.testing.assert_close(one.double().cpu(), other, rtol=4e-2, atol=4e-2)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from outlast.v1 import jobs_pb2
 from tests.controller.processes import controller
@@ -22,13 +21,7 @@ from tests.e2e.script_jobs import EXAMPLES, losses, submit, succeeded, wait_step
 # First starts compile operations, and ranks take turns on a GPU that they share.
 START_S = 240.0
 
-pytestmark = [
-    pytest.mark.timeout(400),
-    pytest.mark.skipif(
-        not torch.cuda.is_available(),
-        reason="no CUDA device; test_job_that_loses_a_worker_has_the_same_losses runs on CPUs",
-    ),
-]
+pytestmark = pytest.mark.timeout(400)
 
 STEPS = 60
 # Small, but with a width that kernels of GPUs are made for.
@@ -120,13 +113,36 @@ def test_job_that_loses_a_worker_has_the_same_losses(cluster: Cluster, name: str
     print(name, *(entry.detail for entry in incident.timeline), sep="\n")
 
 
+@pytest.fixture(scope="module")
+def in_fp64(cluster: Cluster) -> dict[int, float]:
+    """Losses of one rank on a GPU in double precision."""
+    return trained(cluster, **changes(), precision="fp64")[1]
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_sixteen_bit_training_learns_as_fp32_does(
-    cluster: Cluster, on_gpu: dict[int, float], precision: str
+def test_sixteen_bit_training_learns_as_fp64_does(
+    cluster: Cluster, in_fp64: dict[int, float], precision: str
 ) -> None:
     _, found = trained(cluster, **changes(tp=2), precision=precision)
-    assert found[1] == pytest.approx(on_gpu[1], rel=1e-2)
-    assert found[STEPS] == pytest.approx(on_gpu[STEPS], rel=5e-2)
+    assert found[1] == pytest.approx(in_fp64[1], rel=1e-2)
+    assert found[STEPS] == pytest.approx(in_fp64[STEPS], rel=5e-2)
+
+
+@pytest.mark.parametrize("name", ["one", "zero-3", "tp-pp"])
+def test_the_plan_is_right_about_memory(cluster: Cluster, name: str) -> None:
+    """What torch's allocator has counted at its peak is no more than was planned, nor far less."""
+    # Large enough that what an allocator rounds up is little of it.
+    large = {"layers": 8, "hidden": 1024, "heads": 8, "seq_len": 512}
+    document = changes(**LAYOUTS.get(name, {}))
+    document |= {"steps": 100_000, "model": large}
+    job_id = cluster.submit(**document)
+    cluster.wait_state(job_id, "RUNNING", within_s=START_S)
+    cluster.wait_step(job_id, 10)
+    use = cluster.job(job_id).step_use
+    with cluster.client as client:
+        client.cancel(job_id)
+    cluster.wait_state(job_id, "CANCELLED")
+    assert 0.6 <= use.peak_memory_bytes / use.expected_memory_bytes <= 1.05
 
 
 @pytest.mark.parametrize(
