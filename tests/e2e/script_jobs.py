@@ -14,6 +14,8 @@ EXAMPLES = ROOT / "examples" / "scripts"
 # They run the script that follows: SIGUSR1 raises in it; it waits for a file at a step.
 RAISING = Path(__file__).with_name("raising.py")
 HOLDING = RAISING.with_name("holding.py")
+# Before a script: so many steps last longer than it takes to do something about them.
+PACED = (str(RAISING.with_name("pacing.py")), "0.03", str(RAISING))
 # A lost node is known within seconds.
 SOON = {
     "heartbeat_period_s": 0.5,

@@ -15,7 +15,7 @@ from tests.e2e.by_hand import QUICKLY_CHECKED
 from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.script_jobs import (
     EXAMPLES,
-    RAISING,
+    PACED,
     STEP_LINE,
     log_of,
     losses,
@@ -54,10 +54,8 @@ def fault_free(cluster: Cluster) -> dict[int, str]:
 
 def healing(cluster: Cluster, script: Path = EXAMPLES / "ddp_healing.py", **more: Any) -> str:
     arguments = ["--steps", f"{STEPS}", "--hidden", "1024"]
-    # So many steps last longer than it takes to do something about them.
-    paced = (str(RAISING.with_name("pacing.py")), "0.03", str(RAISING))
     recovery = {"heal": True, **more.pop("recovery", {})}
-    return submit(cluster, "python", *paced, str(script), *arguments, recovery=recovery, **more)
+    return submit(cluster, "python", *PACED, str(script), *arguments, recovery=recovery, **more)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tests.e2e.cluster import Cluster, wait_for
 from tests.e2e.losing import lose_node
 from tests.e2e.script_jobs import (
     EXAMPLES,
+    PACED,
     RAISING,
     STEP_LINE,
     log_of,
@@ -65,9 +66,7 @@ def fault_free_session(cluster: Cluster) -> dict[int, str]:
 
 def with_session(cluster: Cluster, script: Path = DDP_SESSION, **more: Any) -> str:
     arguments = ["--steps", f"{STEPS}", "--hidden", "1024"]
-    # So many steps last longer than it takes to do something about them.
-    paced = (str(RAISING.with_name("pacing.py")), "0.03", str(RAISING))
-    return submit(cluster, "python", *paced, str(script), *arguments, **more)
+    return submit(cluster, "python", *PACED, str(script), *arguments, **more)
 
 
 @pytest.mark.parametrize(
