@@ -45,6 +45,7 @@ from controller.trends.watch import TrendWatch
 from controller.web.app import Web
 from controller.web.metrics import ControllerMetrics
 from controller.web.metrics.sources import Sources
+from outlast.access import CA_FILE, AccessError, read_text
 from outlast.clock import SystemClock
 from outlast.errors import FatalError
 from outlast.ids import NodeId
@@ -233,12 +234,18 @@ def _node_authority(options: Options) -> NodeAuthority | None:
     """Who signs for nodes.
 
     Raises:
-        AccessError: --node-ca has no authority that can be used.
+        AccessError: --node-ca has no authority that can be used for nodes alone.
     """
     if options.node_ca is None:
         return None
     lasts = datetime.timedelta(hours=options.node_certificate_hours)
-    return NodeAuthority(options.node_ca, lasts)
+    authority = NodeAuthority(options.node_ca, lasts)
+    if options.tls_dir is not None and authority.is_of(read_text(options.tls_dir / CA_FILE)):
+        raise AccessError(
+            f"--node-ca {options.node_ca} is the authority of --tls-dir: whoever has its key can "
+            "pose as the controller; `outlast certs init DIR` makes one for nodes alone"
+        )
+    return authority
 
 
 def _service(

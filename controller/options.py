@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # Where nodes with a certificate connect, beside `DEFAULT_GRPC` and `DEFAULT_HTTP`.
 DEFAULT_NODE_PORT = 7072
 # They are renewed by themselves; what lasts longer is for `outlast certs issue`.
+NODE_CERTIFICATE_HOURS = 24.0
 MAX_NODE_CERTIFICATE_HOURS = 30 * 24.0
 
 
@@ -63,7 +64,7 @@ class Options:
     """An authority (ca.crt, ca.key) that signs certificates for nodes; None: nobody does that."""
     node_grpc: str = ""
     """host:port for nodes that have one; "" for `DEFAULT_NODE_PORT` at the host of `grpc`."""
-    node_certificate_hours: float = 24.0
+    node_certificate_hours: float = NODE_CERTIFICATE_HOURS
     """How long they hold."""
     tokens_file: Path | None = None
     """Who may call, in which role; None when no token is asked for."""
@@ -106,6 +107,8 @@ class Options:
             self._check_node_ca(self.node_ca)
         elif self.node_grpc:
             raise ValueError("--node-grpc goes with --node-ca")
+        elif self.node_certificate_hours != NODE_CERTIFICATE_HOURS:
+            raise ValueError("--node-cert-hours goes with --node-ca")
         self._check_access()
 
     def _check_node_ca(self, folder: Path) -> None:
@@ -123,7 +126,7 @@ class Options:
             )
         if not 0 < self.node_certificate_hours <= MAX_NODE_CERTIFICATE_HOURS:
             raise ValueError(
-                f"node_certificate_hours is {self.node_certificate_hours:g}; allowed: more than 0, "
+                f"--node-cert-hours is {self.node_certificate_hours:g}; allowed: more than 0, "
                 f"up to {MAX_NODE_CERTIFICATE_HOURS:g}"
             )
         parse_address(self.node_address, "--node-grpc")

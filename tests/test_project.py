@@ -240,3 +240,14 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
 def test_circles_of_imports_are_found() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a", "e"}, "e": {"d"}, "f": set[str]()}
     assert circles(graph) == [["b", "c"], ["d", "e"]]
+
+
+def test_no_conflict_of_a_merge_is_left() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    marks = (b"\n<<<<<<< ", b"\n>>>>>>> ")
+    for name in filter(None, listed.stdout.split("\0")):
+        path = ROOT / name
+        if path.is_file():
+            assert not any(mark in path.read_bytes() for mark in marks), name

@@ -144,8 +144,10 @@ def certify(
 ) -> x509.Certificate:
     """A certificate for a subject with this key, from `now` on, by default the present."""
     ca = authority.certificate
+    # Nobody takes one that holds longer than the authority's own.
+    until = min((now or datetime.datetime.now(datetime.UTC)) + lasts, ca.not_valid_after_utc)
     builder = (
-        _builder(_name(subject), ca.subject, key, lasts, now)
+        _builder(_name(subject), ca.subject, key, lasts, now, until)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([_purpose(subject)]), critical=False)
@@ -189,6 +191,7 @@ def _builder(
     key: ec.EllipticCurvePublicKey,
     lasts: datetime.timedelta,
     now: datetime.datetime | None = None,
+    until: datetime.datetime | None = None,
 ) -> x509.CertificateBuilder:
     now = now or datetime.datetime.now(datetime.UTC)
     return (
@@ -198,7 +201,7 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(seconds=BACKDATED_S))
-        .not_valid_after(now + lasts)
+        .not_valid_after(until or now + lasts)
     )
 
 

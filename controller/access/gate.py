@@ -172,7 +172,8 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in 
                 # A stream that is closed from another task has a context of its own.
                 _caller.reset(reset)
             if call.rule.changes:
-                about = request if made.answer is None else made.answer
+                # An answer names what the call has made; most name nothing.
+                about = made.answer if _about(made.answer) else request
                 self._note(call, caller, context, about, outcome)
 
     async def _check(self, call: _Call, caller: Caller, request: Any, context: Context) -> None:

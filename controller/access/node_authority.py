@@ -22,8 +22,14 @@ from controller.access.authority import Subject, certify, load
 from controller.access.callers import ORGANIZATION
 from controller.access.enrollment import Certified
 from controller.access.roles import NODE
+from outlast.access import AccessError
 
 MAX_REQUEST_BYTES = 8 * 1024
+# What reading a request raises that is none.
+_MALFORMED = (
+    *(ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm),
+    *(x509.DuplicateExtension, x509.InvalidVersion, x509.UnsupportedGeneralNameType),
+)
 
 
 class SigningRequestError(ValueError):
@@ -48,8 +54,18 @@ class NodeAuthority:
         Raises:
             AccessError: the folder has no authority that can be used.
         """
-        self._authority = load(folder)
+        try:
+            self._authority = load(folder)
+        except AccessError as error:
+            raise AccessError(f"--node-ca: {error}; `outlast certs init DIR` makes one") from error
         self._lasts = lasts
+        if why := _why_not(self._authority.certificate):
+            raise AccessError(f"--node-ca {folder}: its certificate {why}")
+
+    def is_of(self, certificate: str) -> bool:
+        """Whether a certificate (PEM) is of this authority's key."""
+        found = x509.load_pem_x509_certificate(certificate.encode())
+        return found.public_key() == self._authority.certificate.public_key()
 
     @property
     def ca(self) -> str:
@@ -68,6 +84,17 @@ class NodeAuthority:
         )
 
 
+def _why_not(authority: x509.Certificate) -> str:
+    """Why nobody takes what it signs; "" if they do."""
+    if authority.not_valid_after_utc <= datetime.datetime.now(datetime.UTC):
+        return f"has expired on {authority.not_valid_after_utc:%Y-%m-%d}"
+    try:
+        basic = authority.extensions.get_extension_for_class(x509.BasicConstraints)
+    except x509.ExtensionNotFound:
+        return "is none of an authority"
+    return "" if basic.value.ca else "is none of an authority"
+
+
 def read_request(node: str, text: str) -> ec.EllipticCurvePublicKey:
     """The key that a node asks a certificate for.
 
@@ -81,7 +108,7 @@ def read_request(node: str, text: str) -> ec.EllipticCurvePublicKey:
         is_signed, key = request.is_signature_valid, request.public_key()
         names = [(each.oid, str(each.value)) for each in request.subject]
         num_extensions = len(request.extensions)
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as error:
+    except _MALFORMED as error:
         raise SigningRequestError(f"is no PKCS#10 request in PEM: {error}") from error
     if not is_signed:
         raise SigningRequestError("is not signed by its own key")

@@ -38,6 +38,10 @@ class Controllers:
         self._turn += 1
         self._certificate.has_failed()
 
+    def has_answered(self) -> None:
+        """That one has welcomed this node."""
+        self._certificate.has_worked()
+
     async def way(self, address: str) -> Way:
         """With what the one at `address` is called now, and on which port; see `NodeCertificate`
         for what it raises."""

@@ -44,6 +44,8 @@ _GRANTED_S = 60.0
 # Between two looks at the time: a machine may have been suspended.
 _LOOK_S = 60.0
 _LEAST_PAUSE_S = 1.0
+# Connections with a certificate that fail one after the other, until another one is asked for.
+_MOST_FAILED = 3
 # Of the lifetime: nodes that have joined at once do not all renew at once.
 _SPREAD = 0.05
 _CHANNEL_OPTIONS = (("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1))
@@ -53,14 +55,20 @@ _DECLINED = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
 )
+# What a connection that is being made comes to.
+_DECIDED = (
+    grpc.ChannelConnectivity.READY,
+    grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+    grpc.ChannelConnectivity.SHUTDOWN,
+)
 # Of a common name, by X.509.
 _MAX_NAME = 64
+_AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 # With these a session with the join token would end as well.
 _NOT_LET_IN = (
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
+    *_AWAY,
 )
 
 
@@ -102,6 +110,7 @@ class NodeCertificate:
         self._is_read = False
         # No connection was made with it: its authority or its port may be another one now.
         self._is_doubted = False
+        self._num_failed = 0
         self._declined_until_s = self._granted_until_s = float("-inf")
         self._asking = asyncio.Lock()
         self._got = asyncio.Event()
@@ -109,6 +118,13 @@ class NodeCertificate:
     def has_failed(self) -> None:
         """The controller was not reached with what `way` gave."""
         self._is_doubted = True
+        self._num_failed += 1
+        # It may have been started anew, with other options.
+        self._declined_until_s = float("-inf")
+
+    def has_worked(self) -> None:
+        """The controller was reached with it."""
+        self._is_doubted, self._num_failed = False, 0
 
     async def way(self, address: str) -> Way:
         """How to call the controller at `address`; a certificate is got first if one can be.
@@ -121,10 +137,7 @@ class NodeCertificate:
         config = self._config
         if self._is_wanted():
             async with self._asking:
-                held = self._valid()
-                if self._is_to_ask(held):
-                    await self._get(address, held)
-                held = self._valid()
+                held = await self._held_for(address)
             if held is not None and not self._is_declined():
                 own = replace(config.access, certificate=held.certificate, key=held.key)
                 return Way(address=_at_port(address, held.port), access=own, metadata=())
@@ -145,11 +158,12 @@ class NodeCertificate:
                 continue
             try:
                 async with self._asking:
-                    await self._renew(address(), held)
+                    is_renewed = await self._renew(address(), held)
+                pause_s = pause_s if is_renewed else _retry_s(held)
             except (grpc.aio.AioRpcError, AccessError, JoinTokenError) as error:
                 why = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
                 logger.warning("certificate not renewed: node=%s %s", self._config.node, why)
-                pause_s = _pause((held.expires_s - held.begins_s) / 60)
+                pause_s = _retry_s(held)
 
     def _is_wanted(self) -> bool:
         """Whether this agent needs one: it has none from an operator, and is not the controller's
@@ -164,10 +178,35 @@ class NodeCertificate:
     def _is_declined(self) -> bool:
         return time.monotonic() < self._declined_until_s
 
-    def _is_to_ask(self, held: _Held | None) -> bool:
+    async def _held_for(self, address: str) -> _Held | None:
+        """What to show the controller at `address`; got with the join token where what is held
+        does not lead there."""
+        held = self._valid()
         if self._config.join_token_file is None or self._is_declined():
+            return held
+        if held is not None:
+            is_new = time.monotonic() < self._granted_until_s
+            if not self._is_doubted or is_new or await self._leads(address, held):
+                return held
+        if await self._get(address, held):
+            self._granted_until_s = time.monotonic() + _GRANTED_S
+        return self._valid()
+
+    async def _leads(self, address: str, held: _Held) -> bool:
+        """Whether somebody answers a certificate: a controller that was away needs no new one."""
+        if self._num_failed > _MOST_FAILED:
             return False
-        return held is None or (self._is_doubted and time.monotonic() >= self._granted_until_s)
+        own = replace(self._config.access, certificate=held.certificate, key=held.key)
+        at = _at_port(address, held.port)
+        async with open_aio_channel(at, own, _CHANNEL_OPTIONS) as channel:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ENROLL_S):
+                    state = channel.get_state(try_to_connect=True)
+                    while state not in _DECIDED:
+                        await channel.wait_for_state_change(state)
+                        state = channel.get_state()
+                    return state is grpc.ChannelConnectivity.READY
+        return False
 
     def _valid(self) -> _Held | None:
         """What is held, while it has not expired."""
@@ -184,12 +223,13 @@ class NodeCertificate:
         held = self._valid() if self._is_wanted() else None
         return _LOOK_S if held is None else _pause(self._due_s(held) - self._wall_clock())
 
-    async def _get(self, address: str, held: _Held | None) -> None:
-        """With the join token; one that holds stays where none is given."""
+    async def _get(self, address: str, held: _Held | None) -> bool:
+        """With the join token; one that holds stays where none is given. Whether one was."""
         config = self._config
         try:
             shown = join_token.metadata(config.join_token_file)
             await self._enroll(address, config.access, shown)
+            return True
         except JoinTokenError:
             if held is None:
                 raise
@@ -197,21 +237,26 @@ class NodeCertificate:
             if error.code() in _DECLINED:
                 self._declined_until_s = time.monotonic() + _DECLINED_S
                 logger.info("no certificate is given: %s", error.details())
-                return
+                return False
             if held is None and error.code() in _NOT_LET_IN:
                 raise
-            logger.warning("no certificate: node=%s %s", config.node, error.details())
+            # Of a controller that is away the session says so.
+            log = logger.debug if error.code() in _AWAY else logger.warning
+            log("no certificate: node=%s %s", config.node, error.details())
+        return False
 
-    async def _renew(self, address: str, held: _Held) -> None:
-        """With the certificate itself; with the join token where it is not on record any more."""
+    async def _renew(self, address: str, held: _Held) -> bool:
+        """With the certificate itself; with the join token where it is not on record any more.
+        Whether there is a new one."""
         own = replace(self._config.access, certificate=held.certificate, key=held.key)
         try:
             await self._enroll(_at_port(address, held.port), own, ())
+            return True
         except grpc.aio.AioRpcError as error:
             is_refused = error.code() is grpc.StatusCode.PERMISSION_DENIED
             if not is_refused or self._config.join_token_file is None:
                 raise
-            await self._get(address, held)
+            return await self._get(address, held)
 
     async def _enroll(
         self, address: str, access: Access, shown: tuple[tuple[str, str], ...]
@@ -233,8 +278,7 @@ class NodeCertificate:
             why = error.strerror or error
             raise AccessError(f"{self._folder} cannot be written: {why}") from error
         self._held = self._read()
-        self._is_doubted = False
-        self._granted_until_s = time.monotonic() + _GRANTED_S
+        self.has_worked()
         self._got.set()
         logger.info("certificate: node=%s port=%d", node, answer.port)
 
@@ -255,6 +299,11 @@ class NodeCertificate:
         return _Held(
             certificate=certificate, key=key, port=port, begins_s=begins_s, expires_s=expires_s
         )
+
+
+def _retry_s(held: _Held) -> float:
+    """After a renewal that failed."""
+    return _pause((held.expires_s - held.begins_s) / 60)
 
 
 def _pause(wanted_s: float) -> float:

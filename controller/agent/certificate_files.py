@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from cryptography import x509
@@ -32,6 +33,9 @@ def key_in(path: Path) -> ec.EllipticCurvePrivateKey:
             made = ec.generate_private_key(ec.SECP256R1())
             form = Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
             private.replace_bytes(path, made.private_bytes(*form))
+            # Once a certificate is given for it, another key is refused.
+            _sync(path)
+            _sync(path.parent)
     except OSError as error:
         raise AccessError(f"{path} cannot be written: {error.strerror or error}") from error
     try:
@@ -41,6 +45,14 @@ def key_in(path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise AccessError(f"{path} has a key of another kind; delete it for a new one")
     return key
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def signing_request(key: ec.EllipticCurvePrivateKey, node: str) -> str:

@@ -291,6 +291,7 @@ class Session:
         self._probes.began()
         self._round_trip = None
         self.num_sessions += 1
+        self._controllers.has_answered()
         logger.info(
             "controller connected: node=%s address=%s term=%d events_to_resend=%d",
             self._config.node,

@@ -25,6 +25,10 @@ from controller.store.node_certificates import NodeCertificates
 from outlast.v1 import enrollment_pb2
 from outlast.v1.enrollment_pb2_grpc import EnrollmentServicer
 
+# Less than an agent leaves between two renewals: who asks more often fills the audit log.
+_RENEWAL_S = 10.0
+# More than any fleet has: each name is a row until its certificate expires.
+_MOST_NODES = 200_000
 # Of what somebody else has sent, in a line of the audit log.
 _MAX_NAME, _MAX_WHY = 64, 500
 
@@ -44,6 +48,8 @@ class EnrollmentService(EnrollmentServicer):
         self._certificates = certificates
         self._audit = audit
         self._check_token = check_token
+        # By node, on the monotonic clock.
+        self._renewed_s: dict[str, float] = {}
         # Where nodes with certificates connect; it is taken after this is made.
         self.port = 0
 
@@ -75,6 +81,7 @@ class EnrollmentService(EnrollmentServicer):
             code = grpc.StatusCode.PERMISSION_DENIED
             self._note(context, node, code.name, why)
             await abort(context, code, why, reason="NOT_ENROLLED")
+        await self._limit(context, node, by_certificate=bool(caller))
         signed = authority.sign(node, key, now)
         try:
             # On record first: of a certificate that is not, a second one could be got.
@@ -88,6 +95,21 @@ class EnrollmentService(EnrollmentServicer):
             expires_s=signed.record.expires_s,
             port=self.port,
         )
+
+    async def _limit(self, context: Context, node: str, *, by_certificate: bool) -> None:
+        """End a call that asks for too many."""
+        why, now_s = "", time.monotonic()
+        if by_certificate:
+            if now_s < self._renewed_s.get(node, float("-inf")) + _RENEWAL_S:
+                why = f"node {node} has renewed its certificate within the last {_RENEWAL_S:g} s"
+            else:
+                self._renewed_s[node] = now_s
+        elif self._certificates.get(node) is None and len(self._certificates) >= _MOST_NODES:
+            why = f"{_MOST_NODES} nodes have certificates; no more names are taken"
+        if why:
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
+            self._note(context, node, code.name, why)
+            await abort(context, code, why, reason="TOO_MANY")
 
     def _note(self, context: Context, node: str, outcome: str, why: str) -> None:
         """Write down who has got a certificate, and who has not."""

@@ -73,8 +73,11 @@ class Admission:
 
     async def check_token(self, context: Context, call: str = f"Agents/{METHOD}") -> None:
         """End the call of an agent that has not shown the join token, where one is asked for."""
-        if self._token_file is None or (self._enrolled is not None and current_caller().name):
+        if self._enrolled is not None and (certified := current_caller().name):
             # A certificate of a node was got with the join token, or from an operator.
+            await self._check_key(self._enrolled, context, call, certified, certified)
+            return
+        if self._token_file is None:
             return
         try:
             tokens = join_token.read(self._token_file)
@@ -152,9 +155,16 @@ class Admission:
             await abort(context, code, why, reason="WRONG_NODE")
         if self._enrolled is None:
             return
+        await self._check_key(self._enrolled, context, call, certified, node)
+
+    async def _check_key(
+        self, enrolled: NodeCertificates, context: Context, call: str, certified: str, node: str
+    ) -> None:
+        """End the call of who speaks for a node that has got a certificate for another key."""
         shown = shown_by(context.auth_context()) if certified else None
         key = None if shown is None else shown.key
-        if why := why_not_heard(node, self._enrolled.get(node), key, time.time()):
+        if why := why_not_heard(node, enrolled.get(node), key, time.time()):
+            code = grpc.StatusCode.PERMISSION_DENIED
             self._note(context, call, certified, code, why, about=node)
             await abort(context, code, why, reason="OTHER_KEY")
 

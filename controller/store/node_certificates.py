@@ -27,6 +27,9 @@ class NodeCertificates:
             if row.expires_s >= now_s
         }
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def get(self, node: str) -> Certified | None:
         """What a node has; None when nothing is on record."""
         return self._known.get(node)

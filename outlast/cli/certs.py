@@ -56,7 +56,7 @@ def init(
     ] = "Outlast",
     days: Days = 3650,
 ) -> None:
-    """Make a private authority. Keep its folder off the machines of the cluster."""
+    """Make a private authority. Keep its folder off the cluster, but for one of --node-ca."""
     from controller.access.authority import CA_KEY_FILE, make_authority
     from outlast.access import CA_FILE, AccessError
 

@@ -99,6 +99,11 @@ def test_a_node_enrols_once_and_keeps_its_certificate_for_the_next_start(tmp_pat
         assert place.own.stat().st_mode & 0o777 == 0o700
         serial = place.serial
         assert await agent.way(address) == way
+        # Nor is it got anew where the controller was away and is there again.
+        again = place.certificate()
+        again.has_failed()
+        assert await again.way(address) == way
+        assert place.serial == serial
         # The join token is not needed any more.
         place.token.unlink()
         assert await place.certificate().way(address) == way
@@ -126,6 +131,8 @@ def test_a_node_whose_certificate_leads_nowhere_asks_for_another_with_its_key(
         agent.has_failed()
         after = await agent.way(bench.running.grpc)
         assert after.address != before.address
+        # One that answers is not asked for another.
+        agent.has_worked()
         assert place.serial != serial
         assert (place.own / "tls.key").read_bytes() == key
         # It is not asked for again at each try.
@@ -151,6 +158,18 @@ def test_a_controller_that_signs_nothing_is_talked_to_with_the_join_token(tmp_pa
         assert not is_certified(await agent.way(address), address)
 
     run(place, declined, signs=False)
+    # That it signs none is asked again once it was away: it may have been started anew.
+    agent = place.certificate()
+
+    async def declines(bench: Lab) -> None:
+        assert not is_certified(await agent.way(bench.running.grpc), bench.running.grpc)
+
+    async def signs(bench: Lab) -> None:
+        agent.has_failed()
+        assert is_certified(await agent.way(bench.running.grpc), bench.running.grpc)
+
+    run(place, declines, signs=False)
+    run(place, signs)
     # One that did so before.
     run(place, granted)
     run(place, declined, signs=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from controller import join_token
 from controller.access.audit import Audit
+from controller.access.authority import make_authority
 from controller.access.roles import RULES
 from controller.options import Options
 from outlast.access import Access, AccessError
@@ -107,6 +109,14 @@ class Fleet:
             call = AgentsStub(channel).Session(metadata=shown)
             return await answer(call, hello(node_id=node, incarnation=f"{node}-{id(call)}"))
 
+    async def code(self, access: Access) -> grpc.StatusCode:
+        """What comes of asking for code that is not there."""
+        asked = code_pb2.GetCodeRequest(digest=f"sha256:{'0' * 64}")
+        async with open_aio_channel(self.node_address, access, OPTIONS) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await CodeStub(channel).GetCode(asked, timeout=10).read()
+        return caught.value.code()
+
     async def rejoin(self, node: str) -> None:
         async with open_aio_channel(
             self.bench.running.grpc, Access(ca=self.ca), OPTIONS
@@ -167,11 +177,7 @@ def test_a_node_that_joins_gets_a_certificate_that_is_good_for_its_name_only(
         # Without the join token, which was good for this once.
         assert await fleet.session("n0", own) == "welcome"
         # So it fetches code.
-        asked = code_pb2.GetCodeRequest(digest=f"sha256:{'0' * 64}")
-        async with open_aio_channel(fleet.node_address, own, OPTIONS) as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await CodeStub(channel).GetCode(asked, timeout=10).read()
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert await fleet.code(own) is grpc.StatusCode.NOT_FOUND
         stolen = await fleet.session("n1", own)
         assert stolen == ("PERMISSION_DENIED: the certificate is that of node n0, not of n1")
         assert ("", "Enrollment/Enroll", "n0", "OK") in fleet.audited()
@@ -256,6 +262,9 @@ def test_a_certificate_is_renewed_by_the_node_that_has_it_without_the_token(
         assert renewed.certificate != own.certificate
         assert await fleet.session("n0", renewed) == "welcome"
         assert fleet.audited()[0] == ("n0", "Enrollment/Enroll", "n0", "OK")
+        # Each is a line of the audit log.
+        again = str(await fleet.enroll("n0", request(key, "n0"), access=renewed))
+        assert again.startswith("RESOURCE_EXHAUSTED: node n0 has renewed its certificate within")
         for node, with_, why in (
             ("n1", key, "the certificate is that of node n0, not of n1"),
             ("n0", other, "renews the certificate of another key than it shows"),
@@ -275,11 +284,13 @@ def test_an_operator_lets_a_node_join_again_and_its_old_key_is_refused_then(
         key, other = new_key(), new_key()
         own = await fleet.joined("n0", key)
         await fleet.rejoin("n0")
+        assert fleet.audited()[0][1:] == ("Nodes/RejoinNode", "n0", "OK")
         refused = str(await fleet.enroll("n0", request(key, "n0"), access=own))
         assert "the certificate of node n0 is not on record" in refused
         new = await fleet.joined("n0", other)
         assert await fleet.session("n0", new) == "welcome"
         assert "has a certificate for another key" in await fleet.session("n0", own)
+        assert await fleet.code(own) is grpc.StatusCode.PERMISSION_DENIED
         renewal = str(await fleet.enroll("n0", request(key, "n0"), access=own))
         assert "has enrolled with another key since" in renewal
         with pytest.raises(grpc.aio.AioRpcError, match="there is no certificate 'n7'"):
@@ -406,5 +417,18 @@ def test_an_authority_that_cannot_sign_is_refused_at_the_start(tmp_path: Path) -
 
     with pytest.raises(AccessError, match=r"is not the key of ca\.crt beside it"):
         asyncio.run(whole(ca))
-    with pytest.raises(AccessError, match=r"ca\.key cannot be read"):
+    with pytest.raises(AccessError, match=r"--node-ca: .*ca\.key cannot be read.*; `outlast certs"):
         asyncio.run(whole(folder))
+    own = authority(tmp_path / "own")
+    shutil.copytree(own, tmp_path / "same")
+    folder = server(own, tmp_path / "own-tls")
+    with pytest.raises(AccessError, match="is the authority of --tls-dir"):
+        asyncio.run(whole(tmp_path / "same"))
+    make_authority(tmp_path / "expired", "test", 0)
+    with pytest.raises(AccessError, match=r"--node-ca .*expired: its certificate has expired on"):
+        asyncio.run(whole(tmp_path / "expired"))
+    leaf = server(own, tmp_path / "leaf")
+    (leaf / "tls.crt").replace(leaf / "ca.crt")
+    (leaf / "tls.key").replace(leaf / "ca.key")
+    with pytest.raises(AccessError, match="is none of an authority"):
+        asyncio.run(whole(leaf))
