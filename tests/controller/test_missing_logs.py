@@ -22,6 +22,7 @@ from controller.service import Service
 from controller.sessions.log_query import ANSWER_LIMIT_S, ANSWER_S
 from controller.sessions.logs import LogQueries
 from controller.sessions.session import AgentSession, Sessions
+from controller.store.database import Database
 from controller.store.node_certificates import NodeCertificates
 from outlast.clock import SystemClock
 from outlast.ids import Attempt, JobId, NodeId, incident_id
@@ -351,7 +352,7 @@ def test_stopped_node_is_listed_as_silent(tmp_path: Path, is_idle: bool) -> None
                 for node in found.nodes:
                     idle = replace(_node(node), state=NodeState.READY, job=None)
                     found.service.state.apply(NodePut(node=idle))
-            certificates = NodeCertificates(found.database, 0.0)
+            certificates = NodeCertificates(Database(tmp_path / "certificates.sqlite"), 0.0)
             service = NodesService(
                 found.service, found.sessions, found.edge, SystemClock(), certificates
             )
