@@ -2,15 +2,19 @@
 
 Trains through the production loop (parallel block, recomputation as asked, fp32 weights
 for the optimizer), after every fused operation and its gradients were held to its eager
-twin on the device. With `--save`, what a checkpoint in host memory after each step costs,
-in turns with steps without. Without a GPU only `--size toy` runs, on the CPU, to try the program.
+twin on the device; then the same model in plain torch, eager and with torch.compile. Ours compiles
+its fused operations only, so it is compared with the faster of the two. With `--save`, what a
+checkpoint in host memory after each step costs, in turns with steps without. Without a GPU only
+`--size toy` runs, on the CPU, to try the program.
 
     python -m bench.gpu_single [--size toy|400m|1b|3b|7b] [--steps 20] [--save FOLDER]
+        [--plain eager|compiled|both|none]
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import shutil
 import statistics
@@ -23,6 +27,7 @@ from typing import Any
 
 import torch
 
+from bench.baselines.single_gpu import Plain
 from bench.results import Claim, write
 from bench.trainer.ours import Ours
 from bench.trainer.twins import check_twins
@@ -34,6 +39,13 @@ from outlast.spec.parse import parse_spec
 
 GOAL_MFU = 0.552
 WARM_UP_STEPS = 3
+# Forms of the baseline, and whether torch.compile makes them.
+PLAIN: Mapping[str, tuple[bool, ...]] = {
+    "none": (),
+    "eager": (False,),
+    "compiled": (True,),
+    "both": (False, True),
+}
 
 # Hidden widths as in the usual models of these sizes; 7b fits one device of 141 GB.
 SIZES: Mapping[str, dict[str, Any]] = {
@@ -54,6 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--recompute", choices=("none", "selective", "full", "offload"), default="none"
     )
+    parser.add_argument(
+        "--plain", choices=PLAIN, default="both", help="the baseline in plain torch"
+    )
     parser.add_argument("--save", type=Path, help="folder in host memory, such as /dev/shm/bench")
     options = parser.parse_args(arguments)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -62,6 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     twins = check_twins(device)
     row = train(_spec(options), device, options.steps)
+    row |= compare(_spec(options), device, options.steps, row, PLAIN[options.plain])
     if options.save is not None:
         row |= save(_spec(options), device, options.steps, options.save)
     row |= {"size": options.size, "twins": twins}
@@ -84,24 +100,9 @@ def train(spec: JobSpec, device: torch.device, steps: int) -> dict[str, Any]:
             ours.step(number)
         step_s = [(record.end_ns - record.start_ns) / 1e9 for record in ours.box.new_steps()]
         after, use = ours.box.time_use(), ours.box.step_use()
-    median_s = statistics.median(step_s)
-    tokens_per_s = spec.data.global_batch * spec.model.seq_len / median_s
-    known = reported_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    peak = None if known is None else known.peak_flops_per_s[spec.precision]
-    flops = {c.value: tokens_per_s * flops_per_token(spec.model.shape, c) for c in Convention}
     return {
-        "device": "CPU" if known is None else known.name,
         "parameters": ours.num_parameters,
-        "step_s": step_s,
-        "tokens_per_s": tokens_per_s,
-        "model_flops_per_s": flops,
-        "peak_flops_per_s": peak,
-        "mfu": None
-        if peak is None
-        else {
-            name: utilization(value, devices=1, peak_flops_per_s=peak)
-            for name, value in flops.items()
-        },
+        **_speed(spec, device, step_s),
         "phases_s": {
             phase.name.lower(): (seconds - before.phases_s.get(phase, 0.0)) / steps
             for phase, seconds in after.phases_s.items()
@@ -112,6 +113,78 @@ def train(spec: JobSpec, device: torch.device, steps: int) -> dict[str, Any]:
             "backward": (use.backward_ns - used_before.backward_ns) / steps / 1e9,
         },
         "peak_memory_bytes": use.peak_memory_bytes,
+    }
+
+
+def compare(
+    spec: JobSpec,
+    device: torch.device,
+    steps: int,
+    ours: dict[str, Any],
+    forms: tuple[bool, ...],
+) -> dict[str, Any]:
+    """The same model in plain torch, and the speed of ours over that of its faster form.
+
+    A form that does not fit the device has the reason instead of numbers.
+    """
+    plain: dict[str, dict[str, Any]] = {}
+    for compiled in forms:
+        name = "compiled" if compiled else "eager"
+        # What ran before it must leave its memory.
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        try:
+            plain[name] = _train_plain(spec, device, steps, compiled=compiled)
+        except torch.OutOfMemoryError as error:
+            plain[name] = {"failed": str(error).partition("\n")[0]}
+    medians = [row["median_step_s"] for row in plain.values() if "failed" not in row]
+    ratio = min(medians) / ours["median_step_s"] if medians else None
+    return {"plain": plain, "speed_vs_plain": ratio}
+
+
+def _train_plain(
+    spec: JobSpec, device: torch.device, steps: int, *, compiled: bool
+) -> dict[str, Any]:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    plain = Plain(spec, device=device, compiled=compiled)
+    for number in range(WARM_UP_STEPS):
+        plain.step(number)
+    step_s = []
+    for number in range(steps):
+        begin_s = time.perf_counter()
+        plain.step(number)
+        step_s.append(time.perf_counter() - begin_s)
+    on_gpu = device.type == "cuda"
+    return {
+        "parameters": plain.num_parameters,
+        **_speed(spec, device, step_s),
+        "peak_memory_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,
+    }
+
+
+def _speed(spec: JobSpec, device: torch.device, step_s: list[float]) -> dict[str, Any]:
+    """What steps of so many seconds come to, by their median."""
+    median_s = statistics.median(step_s)
+    tokens_per_s = spec.data.global_batch * spec.model.seq_len / median_s
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    known = reported_device(name)
+    peak = None if known is None else known.peak_flops_per_s[spec.precision]
+    flops = {c.value: tokens_per_s * flops_per_token(spec.model.shape, c) for c in Convention}
+    return {
+        "device": name if known is None else known.name,
+        "step_s": step_s,
+        "median_step_s": median_s,
+        "tokens_per_s": tokens_per_s,
+        "model_flops_per_s": flops,
+        "peak_flops_per_s": peak,
+        "mfu": None
+        if peak is None
+        else {
+            name: utilization(value, devices=1, peak_flops_per_s=peak)
+            for name, value in flops.items()
+        },
     }
 
 
@@ -186,18 +259,32 @@ def _spec(options: argparse.Namespace) -> JobSpec:
 
 
 def _claims(row: dict[str, Any]) -> list[Claim]:
-    if row["mfu"] is None:
-        return []
-    return [
-        Claim(
-            claim="gpu_mfu",
-            value=row["mfu"]["full"],
-            unit="share of the bf16 peak",
-            goal=f">= {GOAL_MFU}",
-            baseline="MegaScale (NSDI '24), 12,288 GPUs: 55.2 %",
-            how=f"{row['size']} on one {row['device']}, full-attention convention, median step",
+    where = f"{row['size']} on one {row['device']}"
+    claims = []
+    if row["mfu"] is not None:
+        claims.append(
+            Claim(
+                claim="gpu_mfu",
+                value=row["mfu"]["full"],
+                unit="share of the bf16 peak",
+                goal=f">= {GOAL_MFU}",
+                baseline="MegaScale (NSDI '24), 12,288 GPUs: 55.2 %",
+                how=f"{where}, full-attention convention, median step",
+            )
         )
-    ]
+    if row["speed_vs_plain"] is not None:
+        forms = " and ".join(name for name, one in row["plain"].items() if "failed" not in one)
+        claims.append(
+            Claim(
+                claim="gpu_speed_vs_plain_torch",
+                value=row["speed_vs_plain"],
+                unit="x",
+                goal=">= 1",
+                baseline=f"the same model in plain torch, the fastest of: {forms}",
+                how=f"{where}, median steps, the baseline after ours",
+            )
+        )
+    return claims
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from outlast.spec.parse import parse_spec
 from outlast.tokens.files import open_source
 from outlast.tokens.index import read_index
 from tests.tokens.corpora import counted, write
-from tests.trainer.jobs import Case, Silent, loss_and_gradients
+from tests.trainer.alone import lone_mesh
+from tests.trainer.jobs import Case, loss_and_gradients
 from tests.trainer.jobs_numbers import losses
 from tests.trainer.ranks import RankPool
 from trainer.data.corpus.run import Order, prepare
@@ -30,7 +31,6 @@ from trainer.model.documents import Documents
 from trainer.model.gpt import GptChunk
 from trainer.model.parameters import FlatParameters
 from trainer.model.window import masked_flex_attention
-from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.worker.feeding import open_data
 
 LENGTHS = ((30, 1, 19, 14), (64,), (5, 59))
@@ -99,18 +99,6 @@ def model_of(options: dict[str, Any]) -> tuple[GptChunk, FlatParameters]:
     flat = FlatParameters([chunk], tp_size=1)
     flat.initialise(7)
     return chunk, flat
-
-
-def lone_mesh() -> Mesh:
-    return build_mesh(
-        Layout(),
-        0,
-        store=None,
-        device=torch.device("cpu"),
-        timeout_s=5,
-        recorder=Silent(),
-        tied_embeddings=False,
-    )
 
 
 LAYOUTS = {

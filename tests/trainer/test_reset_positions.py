@@ -17,11 +17,12 @@ from outlast.spec import JobSpec
 from outlast.spec.parse import parse_spec
 from outlast.tokens.files import open_source
 from tests.tokens.corpora import write
+from tests.trainer.alone import lone_mesh
 from tests.trainer.jobs_model import Run, oracle_models
 from tests.trainer.jobs_numbers import losses
 from tests.trainer.oracles_documents import KINDS, NAMES
 from tests.trainer.ranks import RankPool
-from tests.trainer.test_documents import SPEC, lone_mesh, model_of
+from tests.trainer.test_documents import SPEC, model_of
 from tests.trainer.test_oracles import check
 from trainer.worker.feeding import open_data
 
