@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from outlast.blackbox import Group
+from tests.trainer.alone import batch_on, job, model_on
 from tests.trainer.test_fused import PAIRS
 from trainer.model.documents import Documents
 from trainer.model.window import flex_attention, masked_flex_attention
@@ -91,13 +92,43 @@ def test_flex_attention_inside_documents_is_dense_attention(
     held_to_dense(out, inputs, grad, Documents(starts).mask(window))
 
 
-def test_full_attention_runs_a_kernel_that_keeps_no_scores(device: torch.device) -> None:
-    q, k, v, _ = heads(device, torch.bfloat16)
-    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        torch.cuda.synchronize()
-    names = " ".join(event.key.lower() for event in recorded.key_averages())
-    assert any(kernel in names for kernel in ("flash", "fmha", "cudnn")), names
+# By what a model has: what the names of its attention's kernels contain, one of these.
+FUSED = ("flash", "fmha", "cudnn")
+FLEX = ("flex_attention", "triton_tem")
+ATTENTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "full": ({}, FUSED),
+    "grouped": ({"kv_heads": 2}, FUSED),
+    "window": ({"window": 256}, FLEX),
+    "alibi": ({"positions": "alibi"}, FLEX),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_attention_runs_a_kernel_that_keeps_no_scores(device: torch.device, name: str) -> None:
+    """Forward and backward, by the names of kernels and by the memory that a step takes."""
+    given, wanted = ATTENTIONS[name]
+    seq_len = 8192
+    model = {"layers": 1, "seq_len": seq_len, "positions": "rope", **given}
+    spec = job("bf16", **model)
+    chunk = model_on(device, spec)
+    tokens, targets = batch_on(device, spec, batch=1)
+    # The first step compiles, and makes what stays.
+    chunk(tokens, None, targets).backward()
+    torch.cuda.synchronize(device)
+    before_bytes = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    with profile(activities=[ProfilerActivity.CUDA]) as forward:
+        loss = chunk(tokens, None, targets)
+        torch.cuda.synchronize(device)
+    with profile(activities=[ProfilerActivity.CUDA]) as backward:
+        loss.backward()
+        torch.cuda.synchronize(device)
+    for recorded in (forward, backward):
+        names = [event.key.lower() for event in recorded.key_averages()]
+        assert any(part in kernel for part in wanted for kernel in names), names
+    # One matrix of scores, of all heads.
+    scores_bytes = spec.model.heads * seq_len**2 * 2
+    assert torch.cuda.max_memory_allocated(device) - before_bytes < scores_bytes
 
 
 @pytest.mark.parametrize("window", [None, 8], ids=["kernel", "masks"])

@@ -340,8 +340,17 @@ def native_collectives(context: RankContext, case: LinearCase) -> dict[str, Any]
         recorder=Silent(),
         timeline=HostTimeline(),
     )
-    own = torch.randn(comm.size * 5, 3, generator=torch.Generator().manual_seed(context.rank))
-    gathered, part, rounded = torch.empty(comm.size * 5, 3), torch.empty(5, 3), torch.empty(5, 3)
+    layer = _linear_layer(case, comm)
+    found = collectives_of(comm, torch.device("cpu"))
+    return found | {"layer": layer}
+
+
+def collectives_of(comm: Comm, device: torch.device) -> dict[str, Any]:
+    """What each operation of a group gives this rank; "own" is what it brings."""
+    generator = torch.Generator().manual_seed(comm.index)
+    own = torch.randn(comm.size * 5, 3, generator=generator).to(device)
+    gathered = torch.empty_like(own)
+    part, rounded = (torch.empty(5, 3, device=device) for _ in range(2))
     comm.start_all_gather(own[:5], gathered).wait()
     comm.start_reduce_scatter(own, part).wait()
     comm.start_reduce_scatter(own, rounded, wire_dtype=torch.bfloat16).wait()
@@ -359,5 +368,4 @@ def native_collectives(context: RankContext, case: LinearCase) -> dict[str, Any]
         "all_reduce_max": comm.all_reduce_max(own.clone()),
         "broadcast": comm.broadcast(own.clone(), 1),
     }
-    layer = _linear_layer(case, comm)
-    return {name: tensor.numpy() for name, tensor in found.items()} | {"layer": layer}
+    return {name: tensor.cpu().numpy() for name, tensor in found.items()}
